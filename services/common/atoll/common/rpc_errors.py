@@ -1,0 +1,101 @@
+"""Errors on gRPC: an AtollError becomes a status with google.rpc details, and back."""
+
+from typing import NoReturn
+
+import grpc
+from atoll.api.errors.v1 import errors_pb2
+from atoll.api.errors.v1.errors_pb2 import Reason
+from atoll.common.errors import (
+    REASON_PREFIX,
+    STATUS_OF_REASON,
+    AtollError,
+    Conflict,
+    InternalError,
+    InvalidInput,
+    NotFound,
+    Unavailable,
+)
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+ERROR_DOMAIN = "atoll"
+
+
+def to_status(error: AtollError) -> status_pb2.Status:
+    """The rich status of an error: ErrorInfo always, BadRequest for a field, RetryInfo when a retry may help."""
+    details: list[any_pb2.Any] = []
+
+    def add(
+        message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
+    ) -> None:
+        packed = any_pb2.Any()
+        packed.Pack(message)
+        details.append(packed)
+
+    add(error_details_pb2.ErrorInfo(reason=Reason.Name(error.reason).removeprefix(REASON_PREFIX), domain=ERROR_DOMAIN))
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        add(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        add(error_details_pb2.RetryInfo(retry_delay=delay))
+    code = STATUS_OF_REASON[error.reason].grpc
+    return status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message, details=details)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: AtollError) -> NoReturn:
+    """Ends a call with the error's status."""
+    status = rpc_status.to_status(to_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort returned")
+
+
+def from_rpc_error(error: grpc.RpcError) -> AtollError:
+    """The AtollError that a failed call stands for; a transport failure becomes Unavailable."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return InternalError(f"gRPC call failed: {error}")
+    code = error.code()
+    message = error.details() or ""
+    reason, field, retry_after_s = errors_pb2.REASON_UNSPECIFIED, "", None
+    for detail in _details_of(error):
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            detail.Unpack(info)
+            if info.domain == ERROR_DOMAIN and REASON_PREFIX + info.reason in Reason.keys():
+                reason = Reason.Value(REASON_PREFIX + info.reason)
+        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            bad = error_details_pb2.BadRequest()
+            detail.Unpack(bad)
+            field = bad.field_violations[0].field if bad.field_violations else ""
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            detail.Unpack(retry)
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+    transient = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if reason == errors_pb2.REASON_UNSPECIFIED:
+        if transient:
+            return Unavailable(f"{code.name}: {message}")
+        return InternalError(f"{code.name}: {message}")
+    if transient:
+        return Unavailable(message, reason=reason, retry_after_s=retry_after_s or 1.0)
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return InvalidInput(message, field=field, reason=reason)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return NotFound(message, reason=reason, field=field)
+    if code in (
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+    ):
+        return Conflict(message, reason=reason, field=field)
+    return AtollError(message, reason=reason, field=field, retry_after_s=retry_after_s)
+
+
+def _details_of(error: grpc.Call) -> list[any_pb2.Any]:
+    for key, value in error.trailing_metadata() or ():
+        if key == rpc_status.GRPC_DETAILS_METADATA_KEY:
+            return list(status_pb2.Status.FromString(value).details)
+    return []

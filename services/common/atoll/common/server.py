@@ -1,0 +1,174 @@
+"""One way to run a gRPC service: authentication, errors, health, reflection, and a drained stop."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from atoll.common import rpc_errors
+from atoll.common.auth import check_token, refuse_open_listener
+from atoll.common.channels import MAX_MESSAGE_BYTES
+from atoll.common.errors import AtollError, BadConfiguration, InternalError
+from atoll.common.logs import configure_logging
+from atoll.common.names import new_id
+from atoll.common.settings import S, load_settings
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+log = structlog.get_logger(__name__)
+
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+"""Answered without a token: probes carry none."""
+
+DRAIN_SECONDS = 5.0
+"""How long calls may finish after SIGTERM; watches are cut then."""
+
+
+class _Guard(grpc.aio.ServerInterceptor):
+    """Checks the token and turns every exception into a status with a reason."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        if not method.startswith(OPEN_SERVICES):
+            metadata = dict(handler_call_details.invocation_metadata or ())
+            header = metadata.get("authorization")
+            try:
+                check_token(header if isinstance(header, str) else None, self._token)
+            except AtollError as error:
+                return _refusal(handler, error)
+        if not method.startswith("/atoll."):
+            return handler
+        return _translated(handler, method)
+
+
+def _refusal(handler: grpc.RpcMethodHandler[Any, Any], error: AtollError) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(_request: object, context: grpc.aio.ServicerContext) -> NoReturn:
+        await rpc_errors.abort(context, error)
+
+    if handler.response_streaming:
+        maker = (
+            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+        )
+    else:
+        maker = (
+            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
+    return maker(refuse, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
+
+
+def _translated(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+    """The same handler with AtollError aborted as its status, anything else logged and hidden behind an id."""
+
+    async def fail(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+        if isinstance(error, AtollError):
+            await rpc_errors.abort(context, error)
+        incident = new_id()
+        log.error("defect", method=method, incident=incident, exc_info=error)
+        await rpc_errors.abort(context, InternalError(f"a defect of Atoll; the log explains incident {incident}"))
+
+    if handler.response_streaming:
+        inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+
+        async def stream(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[object]:
+            try:
+                async for response in inner(request, context):  # type: ignore[misc]
+                    yield response
+            except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
+                raise
+            except Exception as error:
+                await fail(context, error)
+
+        maker = (
+            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+        )
+        return maker(stream, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
+
+    inner_unary = handler.unary_unary
+
+    async def unary(request: object, context: grpc.aio.ServicerContext) -> object:
+        try:
+            return await inner_unary(request, context)  # type: ignore[misc]
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await fail(context, error)
+
+    return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
+
+
+class GrpcServer:
+    """A server with health and reflection.
+
+    Use: server = GrpcServer(host, port, token); add services to server.grpc; await server.start([full names]);
+    then server.port tells the port that was bound (port 0 picks a free one); await server.stop().
+    """
+
+    def __init__(self, host: str, port: int, token: str | None) -> None:
+        refuse_open_listener(host, token, "the gRPC listen address")
+        # so_reuseport off: two services on one port would share its calls silently.
+        self.grpc = grpc.aio.server(
+            interceptors=[_Guard(token)],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self._address = f"{host}:{port}"
+        self._names: Sequence[str] = ()
+        self.port = port
+
+    async def start(self, service_names: Sequence[str]) -> None:
+        """Binds and serves; health says SERVING from here on. Raises BadConfiguration when the port is taken."""
+        self._names = [*service_names, ""]
+        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
+        try:
+            self.port = self.grpc.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise BadConfiguration(f"cannot listen on {self._address}: {error}") from None
+        await self.grpc.start()
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> None:
+        """Says NOT_SERVING, lets calls finish for DRAIN_SECONDS, then cuts them."""
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.grpc.stop(DRAIN_SECONDS)
+
+
+async def wait_for_stop_signal() -> None:
+    """Returns at the first SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def run_service(name: str, kind: type[S], main: Callable[[S], Coroutine[Any, Any, None]]) -> NoReturn:
+    """The `__main__` of a service: settings, logging, its main coroutine; a refusal is one line and exit status 2."""
+    try:
+        settings = load_settings(kind)
+        configure_logging(name, settings.log_level)
+        asyncio.run(main(settings))
+    except BadConfiguration as error:
+        print(f"atoll {name}: {error.message}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
