@@ -1,0 +1,61 @@
+"""What the driver offers a family: scores of a teacher and groups of workers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from atoll.families.rows import Float32, Int32
+from atoll.families.steps import TrainStep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """One token sequence to score. Positions [start, S) are scored."""
+
+    sample_id: str
+    tokens: Int32
+    """[S]"""
+    start: int
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TeacherScores:
+    """A teacher's log-probs for the R = S - start scored positions."""
+
+    sampled_log_probs: Float32
+    """[R]"""
+    top_k_ids: Int32 | None = None
+    """[R, K]"""
+    top_k_log_probs: Float32 | None = None
+    """[R, K]"""
+
+
+class TeacherScorer(Protocol):
+    """The frozen teacher engine."""
+
+    def score(self, requests: Sequence[ScoreRequest]) -> Sequence[TeacherScores]:
+        """Scores all requests, in their order, or raises: nothing is scored in part."""
+
+
+class WorkerGroups(Protocol):
+    """The workers of a run, as a family orchestrates them."""
+
+    def train_actor(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
+        """One optimizer step of the actor for each entry; returns each step's metrics."""
+
+    def train_critic(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
+        """The same for the critic; only for a family whose `BackendNeeds` ask for one."""
+
+    def critic_values(self, step: TrainStep) -> Sequence[Float32]:
+        """The critic's forward: values float32 [R] for each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """The job a family works for, and what it may call."""
+
+    head_weight_version: str
+    started_at: datetime
+    teacher: TeacherScorer | None = None

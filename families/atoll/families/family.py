@@ -1,0 +1,331 @@
+"""The loss-family contract: everything a family says about itself, in the order the pipeline asks.
+
+```
+options -> batching -> shape_sample_row -> configure_backend -> prepare_rollout -> prepare -> schedule_steps
+        -> effective_mask, row_weights, build_rollout_data -> train (hooks of objective.py) -> rollout_metrics
+```
+
+A family is a class; an instance is a family with its options. Gateway, driver and workers each make their own from
+the family's reference and the same options.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import ClassVar, Generic, Protocol, Self, cast
+
+from atoll.families.aggregation import Aggregation
+from atoll.families.batching import BatchingRule, ReportView
+from atoll.families.driver import JobContext, WorkerGroups
+from atoll.families.options import FamilyOptions
+from atoll.families.policy_spec import PolicyLossSpec
+from atoll.families.refusals import option_refused, report_refused
+from atoll.families.rows import (
+    Batch,
+    Column,
+    ColumnOrigin,
+    ColumnSpec,
+    Float32,
+    Int32,
+    Row,
+    UInt8,
+    VersionSpan,
+)
+from atoll.families.run_settings import BackendNeeds, OptionsT, RunSettings
+from atoll.families.signal import FamilyState, StepScheduling, StepSignal
+from atoll.families.steps import RowWeights, TrainStep, aggregate
+from pydantic import JsonValue
+
+
+class LossType(StrEnum):
+    """Which loss the workers run."""
+
+    POLICY_LOSS = "policy_loss"
+    """The stock policy loss, whose per-token primitive a family may replace."""
+    CUSTOM_LOSS = "custom_loss"
+    """The family's own `custom_loss_function`."""
+
+
+class AdvantageSource(StrEnum):
+    """Where advantages come from."""
+
+    REQUIRED = "required"
+    """`prepare` returns them."""
+    FORBIDDEN = "forbidden"
+    """There are none: `prepare` must not return any."""
+    COMPUTED = "computed"
+    """The workers compute them with `custom_advantage_function`."""
+
+
+class HookChannel(StrEnum):
+    """Where a torch function of `objective.py` is plugged in. The function is named `<family><suffix>`."""
+
+    LOSS = "custom_loss_function"
+    PG_LOSS = "custom_pg_loss_function"
+    ADVANTAGE = "custom_advantage_function"
+    ACTOR_INIT = "actor_init_hook"
+    ACTOR_PRE_TRAIN = "actor_pre_train_hook"
+
+
+class WeightForm(StrEnum):
+    """f in a loss of the form -A sg[f(p/q)] log p."""
+
+    NONE = "none"
+    """1"""
+    TRUNCATED = "truncated"
+    """min(r, upper)"""
+    MASKED = "masked"
+    """r strictly inside (lower, upper), else 0"""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyGradientWeight:
+    """The weight a loss puts on the sampled token's score; score centering needs it.
+
+    Example: `PolicyGradientWeight.masked(0.7, 6.0)`.
+    """
+
+    form: WeightForm
+    lower: float | None = None
+    upper: float | None = None
+
+    @classmethod
+    def none(cls) -> "PolicyGradientWeight":
+        return cls(WeightForm.NONE)
+
+    @classmethod
+    def truncated(cls, upper: float) -> "PolicyGradientWeight":
+        return cls(WeightForm.TRUNCATED, upper=upper)
+
+    @classmethod
+    def masked(cls, lower: float, upper: float) -> "PolicyGradientWeight":
+        return cls(WeightForm.MASKED, lower, upper)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleView:
+    """A recorded sample as a family sees it before it is a row."""
+
+    sample_id: str
+    tokens: Int32
+    """[P+R]"""
+    prompt_length: int
+    loss_mask: UInt8
+    """[R]"""
+    log_probs: Float32
+    """[R] as recorded by the engine"""
+    temperature: float
+    exact: bool
+    versions: tuple[VersionSpan, ...]
+    created_at: datetime
+    request: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The chat request as it was received."""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReportedSample:
+    """A sample and the report about it."""
+
+    sample: SampleView
+    report: ReportView
+
+
+class PromptRenderer(Protocol):
+    """Renders chat messages with the scenario's template and tokenizer, as the gateway did for the sample."""
+
+    def render(self, messages: Sequence[Mapping[str, JsonValue]]) -> Int32:
+        """Token ids [P] of the prompt, the generation prompt included."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowContext:
+    """What a family may look at besides the sample whose row it shapes."""
+
+    batch: tuple[ReportedSample, ...]
+    """All of the batch, in its order."""
+    renderer: PromptRenderer | None = None
+    """There where `needs_prompt_renderer` says so."""
+
+
+class LossFamily(ABC, Generic[OptionsT]):
+    """Base of every loss family. Subclasses declare the class variables and override what differs.
+
+    Errors of every method: InvalidInput, naming the option, field or sample, the value and what is allowed.
+    """
+
+    # identity
+    name: ClassVar[str]
+    """Plain name, `[a-z][a-z0-9]*`: also the prefix of its flags and hooks."""
+    loss_type: ClassVar[LossType]
+    advantages: ClassVar[AdvantageSource]
+    required_objective_hooks: ClassVar[frozenset[HookChannel]] = frozenset()
+    """Channels that `objective.py` must fill; the workers refuse to start without them, and with any other."""
+    objective_module: ClassVar[str | None] = None
+    """Module of the hooks; None: `objective` beside the module of this class."""
+    uses_pg_loss_primitive: ClassVar[bool] = False
+    """Keeps the stock policy loss and replaces its per-token primitive by the PG_LOSS hook."""
+
+    # options
+    Options: ClassVar[type[FamilyOptions]] = FamilyOptions
+
+    # wire
+    columns: ClassVar[tuple[ColumnSpec, ...]] = ()
+    """Extra columns beyond the default row; the key lists below are views of it."""
+    needs_prompt_renderer: ClassVar[bool] = False
+    critic_value_head_zero_init: ClassVar[bool] = False
+    critic_value_mask_key: ClassVar[str | None] = None
+    """Column that masks the critic's value loss besides the loss mask."""
+
+    def __init__(self, options: OptionsT) -> None:
+        self.options = options
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, JsonValue]) -> Self:
+        """Makes the family from options as they stand in YAML; unknown and ill-typed ones are refused by name."""
+        return cls(cast(OptionsT, cls.Options.from_mapping(cls.name, values)))
+
+    @classmethod
+    def reference(cls) -> str:
+        """`module:Class`, which another process resolves to this class."""
+        return f"{cls.__module__}:{cls.__qualname__}"
+
+    @property
+    def requires_rollout_log_probs(self) -> bool:
+        """Whether the loss reads the recorded log-probs. Default: what the policy loss needs."""
+        return self.loss_type is LossType.POLICY_LOSS and self.policy_loss_spec().needs_rollout_log_probs
+
+    # batching
+    @property
+    @abstractmethod
+    def batching(self) -> BatchingRule:
+        """The rule that turns reports into batches, and their metadata contract."""
+
+    # wire
+    @classmethod
+    def rollout_data_keys(cls) -> tuple[str, ...]:
+        """Names of the extra columns, which are split over data-parallel ranks with their rows."""
+        return tuple(spec.name for spec in cls.columns)
+
+    @classmethod
+    def rollout_tensor_dtypes(cls) -> Mapping[str, str]:
+        """Element type of each extra column."""
+        return {spec.name: spec.dtype.value for spec in cls.columns}
+
+    @classmethod
+    def response_aligned_keys(cls) -> tuple[str, ...]:
+        """Extra columns whose first axis is [R]: sliced for context parallelism."""
+        return tuple(spec.name for spec in cls.columns if spec.response_aligned)
+
+    @classmethod
+    def external_batch_keys(cls) -> tuple[str, ...]:
+        """Extra columns that reach the hooks in `LossBatch.columns`."""
+        return tuple(spec.name for spec in cls.columns if spec.in_loss_batch)
+
+    @classmethod
+    def rollout_log_skip_keys(cls) -> tuple[str, ...]:
+        """Extra columns that the numeric step log leaves out."""
+        return tuple(spec.name for spec in cls.columns if not spec.logged)
+
+    def shape_sample_row(self, item: ReportedSample, context: RowContext) -> Row:
+        """The row of one reported sample. Default: the recorded tensors, the report's score as the reward.
+
+        A family with columns of origin `row` calls this and adds them (`dataclasses.replace`).
+        """
+        sample, report = item.sample, item.report
+        if report.score is None:
+            raise report_refused(f"report {report.report_id}: {self.name} needs a score", field="score")
+        return Row(
+            sample_id=sample.sample_id,
+            rollout_id=report.report_id,
+            group_id=self.batching.group_of(report),
+            tokens=sample.tokens,
+            prompt_length=sample.prompt_length,
+            loss_mask=sample.loss_mask,
+            rollout_log_probs=sample.log_probs,
+            temperature=sample.temperature,
+            reward=report.score,
+            exact=sample.exact,
+            versions=sample.versions,
+        )
+
+    def build_rollout_data(self, batch: Batch, signal: StepSignal) -> Sequence[Mapping[str, Column]]:
+        """Per row, the extra columns of origin `driver`. Default: none."""
+        return [{} for _ in batch.rows]
+
+    # configure
+    def configure_backend(self, run: RunSettings) -> BackendNeeds:
+        """What the backend sets up. Default: what the policy loss needs."""
+        if self.loss_type is LossType.CUSTOM_LOSS:
+            return BackendNeeds()
+        spec = self.policy_loss_spec()
+        return BackendNeeds(old_log_probs=not spec.needs_rollout_log_probs, reference_log_probs=spec.needs_reference)
+
+    def validate_specific_args(self, run: RunSettings, source: str) -> None:
+        """Refuses settings of the run that the family cannot train with; `source` says where they were given."""
+        if run.score_centering and self.policy_gradient_weight(run) is None:
+            raise option_refused(
+                f"{source}: score_centering true is refused: {self.name} declares no "
+                "policy-gradient weight; turn it off",
+                field="score_centering",
+            )
+        if self.configure_backend(run).reference_log_probs and not run.has_reference:
+            raise option_refused(
+                f"{source}: {self.name} uses a reference model and the run has none; give one or set its KL to 0",
+                field="kl_loss_coef",
+            )
+
+    def policy_loss_spec(self) -> PolicyLossSpec:
+        """Knobs of the stock policy loss; read for `policy_loss` families only."""
+        return PolicyLossSpec()
+
+    # prepare
+    @abstractmethod
+    def prepare(self, batch: Batch, state: FamilyState) -> StepSignal:
+        """Turns the whole batch into its signal. Pure: the same batch and state give the same signal."""
+
+    def schedule_steps(self, batch: Batch) -> StepScheduling:
+        """How the batch is cut into optimizer steps. Default: one step."""
+        return StepScheduling.whole(batch.rows)
+
+    def effective_mask(self, row: Row) -> UInt8:
+        """[R] the tokens that are trained. Default: the loss mask."""
+        return row.loss_mask
+
+    def aggregation(self) -> Aggregation:
+        """How token losses become the loss of a step. Default: sample_mean."""
+        return Aggregation()
+
+    def row_weights(self, rows: Sequence[Row], trained_tokens: Sequence[int]) -> Sequence[RowWeights]:
+        """Weights of the rows of one optimizer step. A family with a reduction of its own overrides it."""
+        return aggregate(self.aggregation(), rows, trained_tokens)
+
+    # run
+    def prepare_rollout(self, batch: Batch, context: JobContext) -> Batch:
+        """Driver-side work before `prepare`, such as a teacher's scores. Default: nothing."""
+        return batch
+
+    def bind(self, run: RunSettings) -> Self:
+        """The instance of one run, which may carry a schedule. Default: the family itself."""
+        return self
+
+    def train(self, workers: WorkerGroups, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
+        """Drives the worker groups through a job; returns metrics of each optimizer step. Default: the actor only."""
+        return workers.train_actor(steps)
+
+    def rollout_metrics(self, batch: Batch, context: JobContext) -> Mapping[str, float]:
+        """Metrics of the samples, reported with the step. Default: the mean reward."""
+        rewards = [row.reward for row in batch.rows]
+        return {"reward_mean": sum(rewards) / len(rewards)}
+
+    # correction
+    def policy_gradient_weight(self, run: RunSettings) -> PolicyGradientWeight | None:
+        """The weight the loss puts on the sampled token's score. Default: none declared, score centering refused."""
+        return None
+
+
+def row_columns(family: type[LossFamily[OptionsT]]) -> tuple[ColumnSpec, ...]:
+    """The extra columns that travel with a row, before the batch is prepared."""
+    return tuple(spec for spec in family.columns if spec.origin is ColumnOrigin.ROW)

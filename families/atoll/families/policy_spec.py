@@ -1,0 +1,54 @@
+"""The stock policy loss as a family asks for it: plain facts, so that the loss names no family."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class OldPolicy(StrEnum):
+    """What the ratio is taken against."""
+
+    RECOMPUTED = "recomputed"
+    """The trainer's own log-probs before the job's first optimizer step."""
+    ROLLOUT = "rollout"
+    """The log-probs that the engine recorded."""
+
+
+class KlKind(StrEnum):
+    """Estimators of KL(p || p_ref) at the sampled token, with d = l - l_ref."""
+
+    K1 = "k1"
+    """d"""
+    K2 = "k2"
+    """d^2 / 2"""
+    K3 = "k3"
+    """e^-d - 1 + d"""
+    LOW_VAR_KL = "low_var_kl"
+    """k3 clamped to [-10, 10]"""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLossSpec:
+    """Knobs of the stock policy loss. Example: `PolicyLossSpec(eps_clip=0.2, eps_clip_high=0.28)`."""
+
+    eps_clip: float = 0.2
+    """The ratio's lower bound is 1 - eps_clip."""
+    eps_clip_high: float = 0.2
+    """The ratio's upper bound is 1 + eps_clip_high."""
+    eps_clip_c: float | None = None
+    """Dual clip: for a negative advantage the loss is at most -c A."""
+    old_policy: OldPolicy = OldPolicy.RECOMPUTED
+    tis_cap: float | None = None
+    """Truncated importance sampling: the policy term is multiplied by min(exp(l_old - lq), cap)."""
+    kl_coef: float = 0.0
+    kl_kind: KlKind = KlKind.LOW_VAR_KL
+    entropy_coef: float = 0.0
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference model's log-probs must be there."""
+        return self.kl_coef != 0
+
+    @property
+    def needs_rollout_log_probs(self) -> bool:
+        """Whether the loss reads the recorded log-probs (the mismatch metrics read them where they are there)."""
+        return self.old_policy is OldPolicy.ROLLOUT or self.tis_cap is not None
