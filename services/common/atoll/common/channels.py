@@ -80,7 +80,7 @@ def open_channel(address: str, token: str | None = None) -> grpc.aio.Channel:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
-    interceptors = (
-        [] if token is None else [_UnaryUnaryToken(token), _UnaryStreamToken(token), _StreamStreamToken(token)]
-    )
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = ()
+    if token is not None:
+        interceptors = (_UnaryUnaryToken(token), _UnaryStreamToken(token), _StreamStreamToken(token))
     return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)

@@ -26,6 +26,6 @@ def decode_page_token(token: str) -> str | None:
     if not token:
         return None
     try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
+        return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, UnicodeEncodeError):
         raise InvalidInput("page_token was not made by this service", field="page_token") from None

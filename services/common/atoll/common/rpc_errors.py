@@ -1,6 +1,6 @@
 """Errors on gRPC: an AtollError becomes a status with google.rpc details, and back."""
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from atoll.api.errors.v1 import errors_pb2
@@ -20,6 +20,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 ERROR_DOMAIN = "atoll"
+_REASON_NAMES = frozenset(Reason.keys())
 
 
 def to_status(error: AtollError) -> status_pb2.Status:
@@ -45,7 +46,7 @@ def to_status(error: AtollError) -> status_pb2.Status:
     return status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message, details=details)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: AtollError) -> NoReturn:
+async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: AtollError) -> NoReturn:
     """Ends a call with the error's status."""
     status = rpc_status.to_status(to_status(error))
     await context.abort(status.code, status.details, status.trailing_metadata)
@@ -63,7 +64,7 @@ def from_rpc_error(error: grpc.RpcError) -> AtollError:
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
             detail.Unpack(info)
-            if info.domain == ERROR_DOMAIN and REASON_PREFIX + info.reason in Reason.keys():
+            if info.domain == ERROR_DOMAIN and REASON_PREFIX + info.reason in _REASON_NAMES:
                 reason = Reason.Value(REASON_PREFIX + info.reason)
         elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
             bad = error_details_pb2.BadRequest()
@@ -94,7 +95,7 @@ def from_rpc_error(error: grpc.RpcError) -> AtollError:
     return AtollError(message, reason=reason, field=field, retry_after_s=retry_after_s)
 
 
-def _details_of(error: grpc.Call) -> list[any_pb2.Any]:
+def _details_of(error: grpc.Call | grpc.aio.AioRpcError) -> list[any_pb2.Any]:
     for key, value in error.trailing_metadata() or ():
         if key == rpc_status.GRPC_DETAILS_METADATA_KEY:
             return list(status_pb2.Status.FromString(value).details)

@@ -1,10 +1,13 @@
 """One way to run a gRPC service: authentication, errors, health, reflection, and a drained stop."""
 
+from __future__ import annotations  # the gRPC types are generic in their stubs only
+
 import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NoReturn
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -27,6 +30,10 @@ DRAIN_SECONDS = 5.0
 """How long calls may finish after SIGTERM; watches are cut then."""
 
 
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
 class _Guard(grpc.aio.ServerInterceptor):
     """Checks the token and turns every exception into a status with a reason."""
 
@@ -35,12 +42,12 @@ class _Guard(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None:
-            return handler
+            return None
         method = handler_call_details.method
         if not method.startswith(OPEN_SERVICES):
             metadata = dict(handler_call_details.invocation_metadata or ())
@@ -49,64 +56,60 @@ class _Guard(grpc.aio.ServerInterceptor):
                 check_token(header if isinstance(header, str) else None, self._token)
             except AtollError as error:
                 return _refusal(handler, error)
-        if not method.startswith("/atoll."):
-            return handler
-        return _translated(handler, method)
+        return _translated(handler, method) if method.startswith("/atoll.") else handler
 
 
-def _refusal(handler: grpc.RpcMethodHandler[Any, Any], error: AtollError) -> grpc.RpcMethodHandler[Any, Any]:
-    async def refuse(_request: object, context: grpc.aio.ServicerContext) -> NoReturn:
-        await rpc_errors.abort(context, error)
-
+def _like(handler: Handler, behavior: Callable[..., Any]) -> Handler:
+    """A handler of the same kind and types with another behavior."""
     if handler.response_streaming:
-        maker = (
+        make: Callable[..., Handler] = (
             grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
         )
     else:
-        maker = (
+        make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
-    return maker(refuse, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
+    return make(behavior, handler.request_deserializer, handler.response_serializer)
 
 
-def _translated(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> grpc.RpcMethodHandler[Any, Any]:
+def _refusal(handler: Handler, error: AtollError) -> Handler:
+    async def refuse(_request: object, context: Context) -> NoReturn:
+        await rpc_errors.abort(context, error)
+
+    return _like(handler, refuse)
+
+
+def _translated(handler: Handler, method: str) -> Handler:
     """The same handler with AtollError aborted as its status, anything else logged and hidden behind an id."""
+    behaviors = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    inner: Callable[..., Any] = next(behavior for behavior in behaviors if behavior is not None)
 
-    async def fail(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+    async def fail(context: Context, error: Exception) -> NoReturn:
         if isinstance(error, AtollError):
             await rpc_errors.abort(context, error)
         incident = new_id()
         log.error("defect", method=method, incident=incident, exc_info=error)
         await rpc_errors.abort(context, InternalError(f"a defect of Atoll; the log explains incident {incident}"))
 
-    if handler.response_streaming:
-        inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-
-        async def stream(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[object]:
-            try:
-                async for response in inner(request, context):  # type: ignore[misc]
-                    yield response
-            except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
-                raise
-            except Exception as error:
-                await fail(context, error)
-
-        maker = (
-            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-        )
-        return maker(stream, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
-
-    inner_unary = handler.unary_unary
-
-    async def unary(request: object, context: grpc.aio.ServicerContext) -> object:
+    async def stream(request: object, context: Context) -> AsyncIterator[object]:
         try:
-            return await inner_unary(request, context)  # type: ignore[misc]
-        except (grpc.aio.AbortError, asyncio.CancelledError):
+            async with aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    yield response
+        except grpc.aio.AbortError:
             raise
         except Exception as error:
             await fail(context, error)
 
-    return grpc.unary_unary_rpc_method_handler(unary, handler.request_deserializer, handler.response_serializer)  # type: ignore[arg-type]
+    async def single(request: object, context: Context) -> object:
+        try:
+            return await inner(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await fail(context, error)
+
+    return _like(handler, stream if handler.response_streaming else single)
 
 
 class GrpcServer:

@@ -1,6 +1,7 @@
 """Packed tensors: the bytes that the database stores and the wire carries, as NumPy arrays without a copy."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from atoll.api.errors.v1 import errors_pb2
@@ -61,7 +62,7 @@ class TensorReader:
             )
 
     def arrays(self) -> Mapping[str, Array]:
-        """The tensors by name, as read-only views of the received bytes. Raises InternalError when bytes are missing."""
+        """The tensors by name, read-only views of the received bytes. Raises InternalError when bytes are missing."""
         if not self.complete:
             raise InternalError(f"tensor stream ended after {self._received} of {self._expected} bytes")
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -71,6 +72,6 @@ class TensorReader:
             flat = np.frombuffer(
                 data, dtype=_DTYPES[spec.dtype], count=size // _DTYPES[spec.dtype].itemsize, offset=start
             )
-            out[spec.name] = flat.reshape(tuple(spec.shape))
+            out[spec.name] = cast(Array, flat.reshape(tuple(spec.shape)))
             start += size
         return out
