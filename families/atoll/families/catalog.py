@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
 from atoll.families.options import FamilyOptions
@@ -122,9 +123,8 @@ def _loaded_external() -> Mapping[str, type[AnyFamily]]:
     return {family.name: family for family in _concrete(LossFamily) if family.name not in BUNDLED}
 
 
-def _concrete(base: type) -> Iterator[type[AnyFamily]]:
-    children: list[type[AnyFamily]] = base.__subclasses__()
-    for child in children:
+def _concrete(base: type[object]) -> Iterator[type[AnyFamily]]:
+    for child in cast(list[type[AnyFamily]], base.__subclasses__()):
         if "name" in vars(child) and not child.__abstractmethods__:
             yield child
         yield from _concrete(child)

@@ -1,0 +1,155 @@
+"""What a loss sees of one micro-batch on one rank: response tokens of all its rows, concatenated.
+
+Shapes: T response tokens of this micro-batch on this rank, B rows, S positions of the forward pass, V_local columns of
+this rank's vocabulary shard.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from atoll.families.losses.vocab import VocabShard
+from atoll.families.refusals import batch_refused
+from atoll.families.rows import Column
+from atoll.families.steps import TrainRow
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossBatch:
+    """One micro-batch, aligned to response tokens. Example: rows of 3 and 2 response tokens have T = 5, B = 2."""
+
+    sample_ids: tuple[str, ...]
+    """[B]"""
+    row_lengths: tuple[int, ...]
+    """[B] tokens of each row in this batch; they add up to T."""
+    row_of_token: Tensor
+    """int64 [T]"""
+    tokens: Tensor
+    """int64 [T] the response ids y_t."""
+    mask: Tensor
+    """bool [T] the effective mask."""
+    temperatures: Tensor
+    """float32 [T]"""
+    policy_weights: Tensor
+    """float32 [T] weight of each token's policy (or divergence) term in the step's loss."""
+    regularizer_weights: Tensor
+    """float32 [T] of its entropy and KL terms."""
+    metric_weights: Tensor
+    """float32 [T] of its metrics."""
+    rollout_log_probs: Tensor
+    """float32 [T] log q(y_t); anything under the mask."""
+    shard: VocabShard
+    """How the logits' columns are split over the tensor-parallel group."""
+    advantages: Tensor | None = None
+    """float32 [T]"""
+    old_log_probs: Tensor | None = None
+    """float32 [T]; None where the current log-probs, detached, are the old ones."""
+    ref_log_probs: Tensor | None = None
+    """float32 [T]"""
+    logit_rows: Tensor | None = None
+    """int64 [T] the position of [S] that predicts each token; None: the logits are [T, V_local] already."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """The family's columns with `in_loss_batch`: response-aligned ones [T, ...], others concatenated over rows."""
+
+    @property
+    def total_tokens(self) -> int:
+        """T."""
+        return len(self.tokens)
+
+
+def build_loss_batch(
+    rows: Sequence[TrainRow],
+    *,
+    shard: VocabShard,
+    device: torch.device | str = "cpu",
+    positions: Sequence[npt.NDArray[np.int64]] | None = None,
+    logit_rows: Tensor | None = None,
+    old_log_probs: Sequence[Tensor] | None = None,
+    ref_log_probs: Sequence[Tensor] | None = None,
+    response_aligned: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> LossBatch:
+    """Concatenates rows into the batch a loss sees. No rows give T = 0.
+
+    `positions` holds, per row, the response positions (0..R-1) that lie on this context-parallel rank, in the order of
+    its logits; None means all of them. `old_log_probs` and `ref_log_probs` are per row, already cut to `positions`.
+    `columns` names the extra columns to pass on (`external_batch_keys`), `response_aligned` those of them to cut.
+    Raises: InvalidInput when an id is outside [0, V), naming the sample.
+    """
+    cuts = [np.arange(item.row.response_length) for item in rows] if positions is None else positions
+    lengths = [len(cut) for cut in cuts]
+
+    def gather(of: Callable[[TrainRow], npt.NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
+        pieces = [of(item)[cut] for item, cut in zip(rows, cuts, strict=True)]
+        return _to_tensor(pieces, dtype, device)
+
+    def spread(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.as_tensor(np.repeat(np.asarray(values), lengths), dtype=dtype, device=device)
+
+    def concatenate(pieces: Sequence[Tensor] | None) -> Tensor | None:
+        if pieces is None:
+            return None
+        for item, piece, length in zip(rows, pieces, lengths, strict=True):
+            if len(piece) != length:
+                raise ValueError(f"sample {item.row.sample_id}: {length} log-probs expected, got {len(piece)}")
+        return torch.cat([torch.zeros(0), *pieces]).to(device=device, dtype=torch.float32)
+
+    for item in rows:
+        _refuse_ids_outside(item, shard.vocab_size)
+    has_advantages = bool(rows) and all(item.advantages is not None for item in rows)
+    return LossBatch(
+        sample_ids=tuple(item.row.sample_id for item in rows),
+        row_lengths=tuple(lengths),
+        row_of_token=spread(range(len(rows)), torch.int64),
+        tokens=gather(lambda item: item.row.response_tokens, torch.int64),
+        mask=gather(lambda item: item.mask, torch.bool),
+        temperatures=spread([item.row.temperature for item in rows]),
+        policy_weights=spread([item.weights.policy for item in rows]),
+        regularizer_weights=spread([item.weights.regularizer for item in rows]),
+        metric_weights=spread([item.weights.metric for item in rows]),
+        rollout_log_probs=gather(lambda item: item.row.rollout_log_probs, torch.float32),
+        shard=shard,
+        advantages=gather(_advantages, torch.float32) if has_advantages or not rows else None,
+        old_log_probs=concatenate(old_log_probs),
+        ref_log_probs=concatenate(ref_log_probs),
+        logit_rows=logit_rows,
+        columns={
+            name: gather(_column(name), _torch_dtype(rows, name))
+            if name in response_aligned
+            else _to_tensor([item.columns[name] for item in rows], _torch_dtype(rows, name), device)
+            for name in columns
+            if rows
+        },
+    )
+
+
+def _advantages(item: TrainRow) -> npt.NDArray[np.generic]:
+    if item.advantages is None:
+        raise ValueError(f"sample {item.row.sample_id} has no advantages")
+    return item.advantages
+
+
+def _column(name: str) -> Callable[[TrainRow], Column]:
+    return lambda item: item.columns[name]
+
+
+def _torch_dtype(rows: Sequence[TrainRow], name: str) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype=rows[0].columns[name].dtype)).dtype
+
+
+def _to_tensor(pieces: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    if not pieces:
+        return torch.zeros(0, dtype=dtype, device=device)
+    return torch.as_tensor(np.concatenate(pieces), dtype=dtype, device=device)
+
+
+def _refuse_ids_outside(item: TrainRow, vocab_size: int) -> None:
+    ids = item.row.response_tokens
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise batch_refused(
+            f"sample {item.row.sample_id}: token ids must be in [0, {vocab_size}), got {ids.min()}..{ids.max()}",
+            field="tokens",
+        )

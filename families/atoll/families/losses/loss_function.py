@@ -1,0 +1,39 @@
+"""The one function that a worker calls: the loss of a family for one micro-batch, whichever way it is made."""
+
+from atoll.families.catalog import AnyFamily
+from atoll.families.family import LossType
+from atoll.families.losses.batch import LossBatch
+from atoll.families.losses.hooks import ObjectiveHooks, resolve_hooks
+from atoll.families.losses.policy_loss import LossResult, PgPrimitive, policy_loss
+from atoll.families.losses.reducer import Reducer
+from atoll.families.run_settings import HookArgs, RunSettings
+from torch import Tensor
+
+
+class LossFunction:
+    """A family's loss with its hooks resolved. Make it once, when the worker starts.
+
+    Raises at construction: BadConfiguration for missing or wrong hooks.
+    """
+
+    def __init__(self, family: AnyFamily, run: RunSettings) -> None:
+        self.hooks: ObjectiveHooks = resolve_hooks(type(family))
+        self._family = family
+        self._args = HookArgs(family.options, run)
+        self._spec = family.policy_loss_spec()
+
+    def __call__(self, batch: LossBatch, logits: Tensor) -> LossResult:
+        """This micro-batch's part of the step's loss, for logits [S, V_local]."""
+        if self._family.loss_type is LossType.POLICY_LOSS:
+            return policy_loss(self._spec, batch, logits, self._primitive())
+        if self.hooks.loss is None:
+            raise ValueError(f"loss family {self._family.name} has no custom_loss_function")
+        reduce = Reducer(batch)
+        loss, metrics = self.hooks.loss(self._args, batch, logits, reduce)
+        return LossResult(loss, {**metrics, "loss": loss.detach()}, reduce.bad_rows)
+
+    def _primitive(self) -> PgPrimitive | None:
+        hook = self.hooks.pg_loss
+        if hook is None:
+            return None
+        return lambda ppo_kl, log_probs, advantages: hook(self._args, ppo_kl, log_probs, advantages)

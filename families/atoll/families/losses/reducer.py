@@ -1,0 +1,53 @@
+"""Turns token values into this micro-batch's part of the step's sums, and finds the rows that are not finite."""
+
+from atoll.families.losses.batch import LossBatch
+from torch import Tensor, zeros_like
+
+
+class Reducer:
+    """The `reduce` of a loss hook. Every sum is partial: micro-batches and ranks only add them up.
+
+    Masked tokens are selected away, so they reach neither the value nor the gradient. Make one for each micro-batch.
+    """
+
+    def __init__(self, batch: LossBatch) -> None:
+        self._batch = batch
+        self._bad_tokens = zeros_like(batch.mask)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """The policy (or divergence, or cross-entropy) term of token values [T]; a scalar."""
+        return self._sum(values, self._batch.policy_weights)
+
+    def regularizer(self, values: Tensor) -> Tensor:
+        """An entropy or KL term of token values [T]; a scalar."""
+        return self._sum(values, self._batch.regularizer_weights)
+
+    def metric(self, values: Tensor) -> Tensor:
+        """A metric of token values [T], averaged by sample_mean; a detached scalar."""
+        return self._masked(values.detach()).mul(self._batch.metric_weights).sum()
+
+    def neutral(self, values: Tensor, constant: float = 0.0) -> Tensor:
+        """An input [T] of the loss with masked places replaced by a constant, before any arithmetic.
+
+        A trained token that is not finite marks its row: `bad_rows`.
+        """
+        self.require_finite(values)
+        return self._masked(values, constant)
+
+    def require_finite(self, values: Tensor) -> None:
+        """Marks the rows whose trained tokens are not finite. It never raises: all ranks must reach the collective."""
+        self._bad_tokens |= self._batch.mask & ~values.detach().isfinite()
+
+    @property
+    def bad_rows(self) -> Tensor:
+        """bool [B] rows with a value that is not finite at a trained token."""
+        batch = self._batch
+        counts = batch.row_of_token.new_zeros(len(batch.sample_ids))
+        return counts.index_add(0, batch.row_of_token, self._bad_tokens.long()) > 0
+
+    def _sum(self, values: Tensor, weights: Tensor) -> Tensor:
+        self.require_finite(values)
+        return self._masked(values).mul(weights).sum()
+
+    def _masked(self, values: Tensor, constant: float = 0.0) -> Tensor:
+        return values.masked_fill(~self._batch.mask, constant)

@@ -1,0 +1,205 @@
+"""Log-probs over a vocabulary that is split over a tensor-parallel group, with exact gradients.
+
+For logits x and temperature T of a position, z = x / T in float32 and p = softmax(z) over the V columns of the model's
+configuration; padded columns are selected away. No rank ever holds a row of all V columns, and no more than one chunk
+of rows is held in float32: backward computes it again.
+
+    d logsumexp / dz_u = p_u        d log p(y) / dz_u = [u = y] - p_u        dH / dz_u = -p_u (log p_u + H)
+
+The sum over v that these share with the other shards lies in logsumexp and H, which forward saved: so backward needs
+no communication, and autograd is not asked to differentiate through a collective.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+CHUNK_ELEMENTS = 1 << 24
+"""Elements of one chunk: 64 MiB in float32, large enough to keep a GPU busy, small beside the logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabShard:
+    """How the columns of the logits are split. Rank r of n holds columns [r * V_local, (r + 1) * V_local).
+
+    Example: V = 1100 padded to 1280 over two ranks: `VocabShard(1100, group, rank=1, size=2)`, V_local = 640.
+    """
+
+    vocab_size: int
+    """V of the model's configuration: columns from V on are padding."""
+    group: dist.ProcessGroup | None = None
+    """The tensor-parallel group; None without tensor parallelism."""
+    rank: int = 0
+    size: int = 1
+
+
+class TokenStatistics(NamedTuple):
+    """Per token [T], float32, differentiable."""
+
+    log_sum_exp: Tensor
+    log_probs: Tensor
+    entropy: Tensor
+
+
+def token_statistics(
+    logits: Tensor,
+    ids: Tensor,
+    temperatures: Tensor,
+    shard: VocabShard,
+    *,
+    logit_rows: Tensor | None = None,
+    chunk_rows: int | None = None,
+) -> TokenStatistics:
+    """Log-sum-exp, log-prob at the id and entropy of every token, in one pass over the logits.
+
+    logits [S, V_local] of any float type; ids int64 [T] on any shard; temperatures float32 [T]; `logit_rows` int64 [T]
+    selects the position of each token (None: S = T). Collective over `shard.group`: every rank of it calls with the
+    same tokens. A token whose incoming gradient is 0 gets gradient 0, whatever its logits hold.
+    Raises: ValueError for shapes that do not fit and ids outside [0, V).
+    """
+    _check(logits, ids, temperatures, shard, logit_rows)
+    rows_of_chunk = chunk_rows or max(1, CHUNK_ELEMENTS // logits.shape[1])
+    outputs: tuple[Tensor, Tensor, Tensor] = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
+        logits, ids, temperatures, logit_rows, shard, rows_of_chunk
+    )
+    return TokenStatistics(*outputs)
+
+
+def log_sum_exp(logits: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None) -> Tensor:
+    """log sum_v exp(z_v) [T], like `token_statistics`."""
+    ids = torch.zeros(len(temperatures), dtype=torch.int64, device=logits.device)
+    return token_statistics(logits, ids, temperatures, shard, logit_rows=logit_rows).log_sum_exp
+
+
+def log_probs_at_ids(
+    logits: Tensor, ids: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None
+) -> Tensor:
+    """log p(ids) [T], like `token_statistics`."""
+    return token_statistics(logits, ids, temperatures, shard, logit_rows=logit_rows).log_probs
+
+
+def entropy(logits: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None) -> Tensor:
+    """-sum_v p_v log p_v [T], like `token_statistics`."""
+    ids = torch.zeros(len(temperatures), dtype=torch.int64, device=logits.device)
+    return token_statistics(logits, ids, temperatures, shard, logit_rows=logit_rows).entropy
+
+
+class _TokenStatistics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        logits: Tensor,
+        ids: Tensor,
+        temperatures: Tensor,
+        logit_rows: Tensor | None,
+        shard: VocabShard,
+        chunk_rows: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        columns = _Columns.of(logits, shard)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        lse, log_probs, entropies = torch.empty(3, len(ids), dtype=dtype, device=logits.device)
+        for chunk in _chunks(len(ids), chunk_rows):
+            z = columns.scaled(logits, temperatures, logit_rows, chunk)
+            top = z.amax(-1) if columns.count else torch.full_like(lse[chunk], -torch.inf)
+            _all_reduce(top, dist.ReduceOp.MAX, shard)
+            z -= top[:, None]
+            local, owned = columns.local_ids(ids[chunk])
+            target = z.gather(1, local[:, None])[:, 0].masked_fill(~owned, 0) if columns.count else top * 0
+            weights = z.exp_()
+            sums = torch.stack([weights.sum(-1), torch.special.entr(weights).sum(-1), target])
+            _all_reduce(sums, dist.ReduceOp.SUM, shard)
+            log_total = sums[0].log()
+            lse[chunk] = top + log_total
+            log_probs[chunk] = sums[2] - log_total
+            entropies[chunk] = log_total + sums[1] / sums[0]
+        ctx.save_for_backward(logits, ids, temperatures, logit_rows, lse, entropies)  # type: ignore[arg-type]
+        ctx.columns, ctx.chunk_rows = columns, chunk_rows  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        return lse, log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: FunctionCtx, grad_lse: Tensor | None, grad_log_probs: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        logits, ids, temperatures, logit_rows, lse, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
+        columns: _Columns = ctx.columns  # type: ignore[attr-defined]
+        grad_logits = torch.zeros_like(logits)
+        zero = torch.zeros_like(lse)
+        of_lse, of_log_probs, of_entropy = (zero if g is None else g for g in (grad_lse, grad_log_probs, grad_entropy))
+        for chunk in _chunks(len(ids), ctx.chunk_rows):  # type: ignore[attr-defined]
+            if not columns.count:
+                break
+            log_p = columns.scaled(logits, temperatures, logit_rows, chunk).sub_(lse[chunk, None])
+            grad = log_p.exp()
+            factor = (of_lse[chunk] - of_log_probs[chunk])[:, None]
+            if grad_entropy is not None:
+                # A column of logit -inf has p = 0 and no gradient; -inf would make 0 * inf of it.
+                log_p.clamp_(min=torch.finfo(log_p.dtype).min / 4)
+                factor = factor - of_entropy[chunk, None] * (log_p + entropies[chunk, None])
+            grad *= factor
+            local, owned = columns.local_ids(ids[chunk])
+            grad.scatter_add_(1, local[:, None], (of_log_probs[chunk] * owned)[:, None])
+            idle = (of_lse[chunk] == 0) & (of_log_probs[chunk] == 0) & (of_entropy[chunk] == 0)
+            grad = (grad / temperatures[chunk, None]).masked_fill_(idle[:, None], 0).to(logits.dtype)
+            own = grad_logits[:, : columns.count]
+            if logit_rows is None:
+                own[chunk] = grad
+            else:
+                own.index_add_(0, logit_rows[chunk], grad)
+        return grad_logits, None, None, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of this shard that are tokens: the first `count`; the rest is padding."""
+
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, logits: Tensor, shard: VocabShard) -> "_Columns":
+        first = shard.rank * logits.shape[1]
+        return cls(first, min(max(shard.vocab_size - first, 0), logits.shape[1]))
+
+    def scaled(self, logits: Tensor, temperatures: Tensor, logit_rows: Tensor | None, chunk: slice) -> Tensor:
+        """z = x / T [chunk, count], a new tensor in float32 (float64 logits stay float64)."""
+        rows = logits[chunk] if logit_rows is None else logits[logit_rows[chunk]]
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        return rows[:, : self.count].to(dtype) / temperatures[chunk, None]
+
+    def local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns of the ids, 0 where another shard owns them, and whether this one does."""
+        local = ids - self.first
+        owned = (local >= 0) & (local < self.count)
+        return local.masked_fill(~owned, 0), owned
+
+
+def _chunks(total: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def _all_reduce(values: Tensor, operation: dist.ReduceOp.RedOpType, shard: VocabShard) -> None:
+    if shard.group is not None:
+        dist.all_reduce(values, operation, group=shard.group)
+
+
+def _check(logits: Tensor, ids: Tensor, temperatures: Tensor, shard: VocabShard, logit_rows: Tensor | None) -> None:
+    tokens = len(ids)
+    if logits.ndim != 2 or len(temperatures) != tokens or len(logits if logit_rows is None else logit_rows) != tokens:
+        raise ValueError(
+            f"expected logits [S, V_local] and one temperature and one row for each of the {tokens} ids, got logits "
+            f"{tuple(logits.shape)}, temperatures {tuple(temperatures.shape)}, "
+            f"rows {None if logit_rows is None else tuple(logit_rows.shape)}"
+        )
+    if logits.shape[1] * shard.size < shard.vocab_size:
+        raise ValueError(
+            f"{shard.size} shards of {logits.shape[1]} columns do not hold the vocabulary of {shard.vocab_size}"
+        )
+    if tokens and (int(ids.min()) < 0 or int(ids.max()) >= shard.vocab_size):
+        raise ValueError(f"ids must be in [0, {shard.vocab_size}), got {int(ids.min())}..{int(ids.max())}")
