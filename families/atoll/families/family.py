@@ -20,7 +20,7 @@ from atoll.families.aggregation import Aggregation
 from atoll.families.batching import BatchingRule, ReportView
 from atoll.families.driver import JobContext, WorkerGroups
 from atoll.families.options import FamilyOptions
-from atoll.families.policy_spec import PolicyLossSpec
+from atoll.families.policy_spec import OldPolicy, PolicyLossSpec
 from atoll.families.refusals import option_refused, report_refused
 from atoll.families.rows import (
     Batch,
@@ -197,6 +197,11 @@ class LossFamily(ABC, Generic[OptionsT]):
         """Whether the loss reads the recorded log-probs. Default: what the policy loss needs."""
         return self.loss_type is LossType.POLICY_LOSS and self.policy_loss_spec().needs_rollout_log_probs
 
+    @classmethod
+    def provides_advantages(cls) -> bool:
+        """Whether `prepare` returns advantages."""
+        return cls.advantages is AdvantageSource.REQUIRED
+
     # batching
     @property
     @abstractmethod
@@ -261,7 +266,9 @@ class LossFamily(ABC, Generic[OptionsT]):
         if self.loss_type is LossType.CUSTOM_LOSS:
             return BackendNeeds()
         spec = self.policy_loss_spec()
-        return BackendNeeds(old_log_probs=not spec.needs_rollout_log_probs, reference_log_probs=spec.needs_reference)
+        return BackendNeeds(
+            old_log_probs=spec.old_policy is OldPolicy.RECOMPUTED, reference_log_probs=spec.needs_reference
+        )
 
     def validate_specific_args(self, run: RunSettings, source: str) -> None:
         """Refuses settings of the run that the family cannot train with; `source` says where they were given."""

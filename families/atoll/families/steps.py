@@ -56,9 +56,9 @@ def build_train_steps(family: "LossFamily[FamilyOptions]", batch: Batch, signal:
     rows = batch.rows
     scheduling = family.schedule_steps(batch)
     scheduling.validate(rows)
-    advantages = _checked_advantages(rows, signal)
-    driver_columns = _checked_driver_columns(family, batch, signal)
     masks = [_checked_mask(row, family.effective_mask(row)) for row in rows]
+    advantages = _checked_advantages(family, rows, masks, signal)
+    driver_columns = _checked_driver_columns(family, batch, signal)
     steps = []
     for indices in scheduling.steps:
         weights = family.row_weights([rows[i] for i in indices], [int(masks[i].sum()) for i in indices])
@@ -91,19 +91,31 @@ def aggregate(aggregation: Aggregation, rows: Sequence[Row], trained_tokens: Seq
     return [RowWeights(*row) for row in zip(*columns, strict=True)]
 
 
-def _checked_advantages(rows: Sequence[Row], signal: StepSignal) -> Sequence[Float32 | None]:
+def _checked_advantages(
+    family: "LossFamily[FamilyOptions]", rows: Sequence[Row], masks: Sequence[UInt8], signal: StepSignal
+) -> Sequence[Float32 | None]:
+    if (signal.advantages is not None) != family.provides_advantages():
+        raise batch_refused(
+            f"{family.name}: advantages are {family.advantages.value}, and prepare returned "
+            f"{'none' if signal.advantages is None else 'some'}",
+            field="advantages",
+        )
     if signal.advantages is None:
         return [None] * len(rows)
     if len(signal.advantages) != len(rows):
         raise batch_refused(
             f"advantages for {len(rows)} rows expected, got {len(signal.advantages)}", field="advantages"
         )
-    for row, values in zip(rows, signal.advantages, strict=True):
+    for row, mask, values in zip(rows, masks, signal.advantages, strict=True):
         if values.dtype != np.float32 or values.shape != (row.response_length,):
             raise batch_refused(
                 f"sample {row.sample_id}: advantages must be float32 [{row.response_length}], "
                 f"got {values.dtype} {values.shape}",
                 field="advantages",
+            )
+        if not np.isfinite(values[mask == 1]).all():
+            raise batch_refused(
+                f"sample {row.sample_id}: advantages must be finite on every trained token", field="advantages"
             )
     return signal.advantages
 

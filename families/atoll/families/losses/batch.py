@@ -12,9 +12,17 @@ import numpy.typing as npt
 import torch
 from atoll.families.losses.vocab import VocabShard
 from atoll.families.refusals import batch_refused
-from atoll.families.rows import Column
+from atoll.families.rows import Column, ColumnDtype, ColumnSpec
 from atoll.families.steps import TrainRow
 from torch import Tensor
+
+_TORCH_DTYPE: Mapping[ColumnDtype, torch.dtype] = {
+    ColumnDtype.UINT8: torch.uint8,
+    ColumnDtype.INT32: torch.int32,
+    ColumnDtype.INT64: torch.int64,
+    ColumnDtype.FLOAT32: torch.float32,
+    ColumnDtype.FLOAT64: torch.float64,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +60,9 @@ class LossBatch:
     logit_rows: Tensor | None = None
     """int64 [T] the position of [S] that predicts each token; None: the logits are [T, V_local] already."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """The family's columns with `in_loss_batch`: response-aligned ones [T, ...], others concatenated over rows."""
+    """The family's response-aligned columns with `in_loss_batch`, each [T, ...]."""
+    row_columns: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    """Its other columns with `in_loss_batch`: a tensor for each row, whole on every context-parallel rank."""
 
     @property
     def total_tokens(self) -> int:
@@ -69,14 +79,13 @@ def build_loss_batch(
     logit_rows: Tensor | None = None,
     old_log_probs: Sequence[Tensor] | None = None,
     ref_log_probs: Sequence[Tensor] | None = None,
-    response_aligned: Sequence[str] = (),
-    columns: Sequence[str] = (),
+    columns: Sequence[ColumnSpec] = (),
 ) -> LossBatch:
     """Concatenates rows into the batch a loss sees. No rows give T = 0.
 
     `positions` holds, per row, the response positions (0..R-1) that lie on this context-parallel rank, in the order of
     its logits; None means all of them. `old_log_probs` and `ref_log_probs` are per row, already cut to `positions`.
-    `columns` names the extra columns to pass on (`external_batch_keys`), `response_aligned` those of them to cut.
+    `columns` are the family's.
     Raises: InvalidInput when an id is outside [0, V), naming the sample.
     """
     cuts = [np.arange(item.row.response_length) for item in rows] if positions is None else positions
@@ -97,6 +106,7 @@ def build_loss_batch(
                 raise ValueError(f"sample {item.row.sample_id}: {length} log-probs expected, got {len(piece)}")
         return torch.cat([torch.zeros(0), *pieces]).to(device=device, dtype=torch.float32)
 
+    columns = [spec for spec in columns if spec.in_loss_batch]
     for item in rows:
         _refuse_ids_outside(item, shard.vocab_size)
     has_advantages = bool(rows) and all(item.advantages is not None for item in rows)
@@ -117,11 +127,12 @@ def build_loss_batch(
         ref_log_probs=concatenate(ref_log_probs),
         logit_rows=logit_rows,
         columns={
-            name: gather(_column(name), _torch_dtype(rows, name))
-            if name in response_aligned
-            else _to_tensor([item.columns[name] for item in rows], _torch_dtype(rows, name), device)
-            for name in columns
-            if rows
+            spec.name: gather(_column(spec.name), _TORCH_DTYPE[spec.dtype]) for spec in columns if spec.response_aligned
+        },
+        row_columns={
+            spec.name: tuple(torch.as_tensor(item.columns[spec.name], device=device) for item in rows)
+            for spec in columns
+            if not spec.response_aligned
         },
     )
 
@@ -134,10 +145,6 @@ def _advantages(item: TrainRow) -> npt.NDArray[np.generic]:
 
 def _column(name: str) -> Callable[[TrainRow], Column]:
     return lambda item: item.columns[name]
-
-
-def _torch_dtype(rows: Sequence[TrainRow], name: str) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, dtype=rows[0].columns[name].dtype)).dtype
 
 
 def _to_tensor(pieces: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype, device: torch.device | str) -> Tensor:
