@@ -1,0 +1,1 @@
+"""The Megatron backend: megatron-core on GPUs (NCCL) and, through `cpu`, on CPUs (gloo)."""

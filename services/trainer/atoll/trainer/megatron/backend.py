@@ -1,0 +1,168 @@
+"""`TrainingBackend` on a group of `MegatronRank` workers: deals rows out, gathers results, turns losses into errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import structlog
+from atoll.families.rows import Float32, Row
+from atoll.families.steps import TrainStep
+from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepRefused, StepReport
+from atoll.trainer.megatron.architecture import check_divisible, read_architecture
+from atoll.trainer.megatron.refusals import NotFinite
+from atoll.trainer.megatron.row_plan import RowPlan, plan_rows
+from atoll.trainer.megatron.settings import MegatronSettings
+from atoll.trainer.workers.group import WorkerGroup, WorkerLost, WorkerPlan
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds before a call counts as a crash and kills the workers.
+
+    Example: ``Timeouts(start=300, load=600, step=1800, stage=600)``
+    """
+
+    start: float = 300.0
+    load: float = 600.0
+    step: float = 3600.0
+    stage: float = 1800.0
+
+
+class MegatronBackend:
+    """Implements `atoll.trainer.backend.TrainingBackend`. Workers start with the first `load`, and again after a crash.
+
+    ``launch`` makes a worker group of a plan, such as `atoll.trainer.workers.local.LocalWorkerGroup`; ``target`` is the
+    class the ranks run.
+    """
+
+    def __init__(
+        self,
+        settings: MegatronSettings,
+        launch: Callable[[WorkerPlan], WorkerGroup],
+        log_directory: Path,
+        timeouts: Timeouts | None = None,
+        target: str = "atoll.trainer.megatron.rank:MegatronRank",
+    ) -> None:
+        self._settings = settings
+        self._launch = launch
+        self._log_directory = log_directory
+        self._timeouts = timeouts or Timeouts()
+        self._target = target
+        self._group: WorkerGroup | None = None
+        self._has_model = False
+
+    def load(
+        self, model_directory: Path, checkpoint_directory: Path | None, reference_directory: Path | None
+    ) -> Loaded:
+        """See `TrainingBackend.load`. Raises `UnsupportedModel` before any worker is touched."""
+        check_divisible(read_architecture(model_directory), self._settings.layout.tensor)
+        if self._group is None or not self._group.alive():
+            self._start()
+        answers = self._call_all("load", (model_directory, checkpoint_directory), self._timeouts.load)
+        self._call_all("set_reference", (reference_directory,), self._timeouts.load)
+        self._has_model = True
+        return cast(Loaded, answers[0])
+
+    def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
+        """See `TrainingBackend.log_probs`."""
+        plan = self._plan([len(row.tokens) for row in rows])
+        shares = [[[rows[i] for i in micro_batch] for micro_batch in share] for share in plan]
+        answers = self._call("log_probs", [(shares[self._share(r)],) for r in self._ranks()], self._timeouts.step)
+        found: dict[int, Float32] = {}
+        for rank in self._ranks():
+            answer = cast(list[Float32], answers[rank])
+            if answer:
+                indices = [i for micro_batch in plan[self._share(rank)] for i in micro_batch]
+                found |= dict(zip(indices, answer, strict=True))
+        return [found[i] for i in range(len(rows))]
+
+    def train(self, family: FamilyBinding, steps: Sequence[TrainStep], learning_rates: Sequence[float]) -> StepReport:
+        """See `TrainingBackend.train`. ``seconds`` are of the slowest rank in each phase."""
+        if len(steps) != len(learning_rates):
+            raise ValueError(f"expected a learning rate for each of {len(steps)} steps, got {len(learning_rates)}")
+        shares: list[list[list[list[object]]]] = [[] for _ in range(self._settings.layout.data)]
+        for step in steps:
+            plan = self._plan([len(item.row.tokens) for item in step.rows])
+            for share, mine in zip(shares, plan, strict=True):
+                share.append([[step.rows[i] for i in micro_batch] for micro_batch in mine])
+        arguments = [(family, shares[self._share(rank)], tuple(learning_rates)) for rank in self._ranks()]
+        reports = cast(list[StepReport], self._call("train", arguments, self._timeouts.step))
+        phases = {name for report in reports for name in report.seconds}
+        seconds = {name: max(report.seconds.get(name, 0.0) for report in reports) for name in sorted(phases)}
+        return StepReport(reports[0].metrics, seconds)
+
+    def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
+        """See `TrainingBackend.stage`."""
+        self._call_all("stage", (model_directory, checkpoint_directory, driver_state), self._timeouts.stage)
+
+    def healthy(self) -> bool:
+        """See `TrainingBackend.healthy`."""
+        return self._has_model and self._group is not None and self._group.alive()
+
+    def kill(self) -> None:
+        """See `TrainingBackend.kill`."""
+        self._has_model = False
+        if self._group is not None:
+            self._group.kill()
+
+    def close(self) -> None:
+        """See `TrainingBackend.close`."""
+        self._has_model = False
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _start(self) -> None:
+        self.close()
+        plan = WorkerPlan(
+            target=self._target,
+            size=self._settings.layout.world_size,
+            # A collective must fail only after the call's own deadline has, which names the rank that is late.
+            arguments={"settings": self._settings, "collective_timeout_s": 2 * self._timeouts.step},
+            log_directory=self._log_directory,
+            start_timeout_s=self._timeouts.start,
+        )
+        try:
+            self._group = self._launch(plan)
+        except WorkerLost as lost:
+            raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
+        _log.info("trainer workers started", ranks=plan.size, layout=str(self._settings.layout))
+
+    def _plan(self, lengths: Sequence[int]) -> RowPlan:
+        return plan_rows(lengths, self._settings.layout.data, self._settings.micro_batch)
+
+    def _ranks(self) -> range:
+        return range(self._settings.layout.world_size)
+
+    def _share(self, rank: int) -> int:
+        return self._settings.layout.data_rank(rank)
+
+    def _call_all(self, method: str, arguments: tuple[object, ...], timeout_s: float) -> list[object]:
+        return self._call(method, [arguments for _ in self._ranks()], timeout_s)
+
+    def _call(self, method: str, arguments: Sequence[tuple[object, ...]], timeout_s: float) -> list[object]:
+        if self._group is None:
+            raise RuntimeError(f"{method}: no workers run; call load first")
+        try:
+            return self._group.call(method, arguments, timeout_s)
+        except NotFinite as refusal:
+            raise _step_refused(refusal) from refusal
+        except WorkerLost as lost:
+            self._has_model = False
+            _log.error("trainer workers lost", method=method, rank=lost.rank, reason=lost.reason)
+            raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
+
+
+def _step_refused(refusal: NotFinite) -> StepRefused:
+    who = f"sample {', '.join(refusal.sample_ids)}" if refusal.sample_ids else "no single sample: the gradient's sum"
+    return StepRefused(
+        f"optimizer step {refusal.steps_taken + 1}: the loss or its gradient is not finite at {who};"
+        " expected finite numbers at every trained token; drop the sample or lower the learning rate",
+        refusal.sample_ids,
+        refusal.steps_taken,
+    )

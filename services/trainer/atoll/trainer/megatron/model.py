@@ -1,0 +1,76 @@
+"""Builds this rank's part of a dense decoder on megatron-core."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from atoll.trainer.megatron.architecture import Architecture
+from atoll.trainer.megatron.modules import PackedCoreAttention, RMSNorm
+from atoll.trainer.megatron.rope import inverse_frequencies
+from atoll.trainer.megatron.settings import MegatronSettings
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+def padded_vocabulary(architecture: Architecture, settings: MegatronSettings) -> int:
+    """Columns of the embedding over all tensor-parallel ranks; those from ``vocab_size`` on are padding."""
+    multiple = settings.vocabulary_multiple * settings.layout.tensor
+    return -(-architecture.vocab_size // multiple) * multiple
+
+
+def build_model(architecture: Architecture, settings: MegatronSettings, device: torch.device) -> GPTModel:
+    """This rank's shard, float32, with arbitrary weights. The process groups must exist; see `check_divisible`."""
+    config = TransformerConfig(
+        num_layers=architecture.layers,
+        hidden_size=architecture.hidden_size,
+        num_attention_heads=architecture.heads,
+        num_query_groups=architecture.kv_heads,
+        kv_channels=architecture.head_dim,
+        ffn_hidden_size=architecture.ffn_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=architecture.norm_eps,
+        qk_layernorm=architecture.qk_norm,
+        add_qkv_bias=architecture.qkv_bias,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=torch.float32,
+        pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=settings.layout.tensor,
+        # Losses arrive divided by whole-step facts: micro-batches and ranks add up, nothing averages.
+        calculate_per_token_loss=True,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        batch_p2p_sync=False,
+    )
+    layer = get_gpt_layer_local_spec(qk_layernorm=architecture.qk_norm, normalization="RMSNorm")
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = PackedCoreAttention
+    if architecture.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=TransformerBlockSubmodules([layer] * architecture.layers, layer_norm=RMSNorm),
+        vocab_size=padded_vocabulary(architecture, settings),
+        max_sequence_length=1,  # unused with rotary positions
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=architecture.tied,
+        position_embedding_type="rope",
+        rotary_base=architecture.rope_theta,
+    )
+    model.rotary_pos_emb.inv_freq = inverse_frequencies(architecture)
+    return model.to(device)

@@ -1,0 +1,14 @@
+"""What a rank refuses without being lost. Free of torch: the driver's process reads it too."""
+
+from __future__ import annotations
+
+from atoll.trainer.workers.group import WorkerRefusal
+
+
+class NotFinite(WorkerRefusal):
+    """Raised on every rank when some rank's loss or gradient is not finite; the step was not taken."""
+
+    def __init__(self, sample_ids: tuple[str, ...], steps_taken: int) -> None:
+        super().__init__(sample_ids, steps_taken)
+        self.sample_ids = sample_ids
+        self.steps_taken = steps_taken

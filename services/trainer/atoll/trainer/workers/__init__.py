@@ -1,0 +1,1 @@
+"""Groups of worker processes: one per rank, launched, called and killed together."""

@@ -1,0 +1,212 @@
+"""A worker group of processes on this machine, each a fresh interpreter in its own process group."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+
+from atoll.trainer.workers.group import WorkerLost, WorkerPlace, WorkerPlan
+from atoll.trainer.workers.messages import Call, Raised, Refused, Returned, Start
+
+_LOG_TAIL_LINES = 20
+_LOG_TAIL_BYTES = 16_384
+# After one rank failed the others usually fail too, and one of them may name the cause (a rank that was killed
+# shows up beside peers that only lost a connection).
+_GRACE_S = 1.5
+
+
+class LocalWorkerGroup:
+    """Implements `atoll.trainer.workers.group.WorkerGroup` with local processes.
+
+    The ranks die with the process that launched them, also when that is killed with SIGKILL.
+
+    Raises `WorkerLost` when a rank does not come up within ``plan.start_timeout_s``.
+    """
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._released = threading.Event()
+        self._scratch = Path(tempfile.mkdtemp(prefix="atoll-workers-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        plan.log_directory.mkdir(parents=True, exist_ok=True)
+        self._spawn()
+        # A file of its own makes the rendezvous: no port to clash with a group that starts beside this one.
+        rendezvous = f"file://{self._scratch}/rendezvous"
+        try:
+            self._exchange(
+                [
+                    Start(plan.target, WorkerPlace(rank, plan.size, rendezvous), plan.arguments)
+                    for rank in range(plan.size)
+                ],
+                plan.start_timeout_s,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._plan.size
+
+    def call(self, method: str, arguments: Sequence[tuple[object, ...]], timeout_s: float) -> list[object]:
+        """See `WorkerGroup.call`."""
+        if len(arguments) != self.size:
+            raise ValueError(f"{method}: expected arguments for {self.size} ranks, got {len(arguments)}")
+        return self._exchange([Call(method, each) for each in arguments], timeout_s)
+
+    def alive(self) -> bool:
+        """True while every rank's process runs."""
+        return all(process.poll() is None for process in self._processes)
+
+    def pids(self) -> list[int]:
+        """Process ids in rank order."""
+        return [process.pid for process in self._processes]
+
+    def kill(self) -> None:
+        """Kill every rank with its process group."""
+        for process in self._processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self._processes:
+            process.wait()
+
+    def close(self) -> None:
+        """Kill what still runs, close the sockets, remove the scratch directory."""
+        self.kill()
+        for connection in self._connections:
+            connection.close()
+        self._released.set()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def log_path(self, rank: int) -> Path:
+        """Where a rank's stdout and stderr go."""
+        return self._plan.log_directory / f"rank-{rank}.log"
+
+    def _spawn(self) -> None:
+        # The kernel kills a child when the *thread* that started it ends, so the thread must live as long as the
+        # group; the caller's may be a short one of a pool.
+        failure: list[Exception] = []
+        spawned = threading.Event()
+
+        def hold() -> None:
+            try:
+                for rank in range(self.size):
+                    self._processes.append(self._spawn_rank(rank))
+            except Exception as error:
+                failure.append(error)
+            spawned.set()
+            self._released.wait()
+
+        threading.Thread(target=hold, name="atoll-workers", daemon=True).start()
+        spawned.wait()
+        if failure:
+            self.close()
+            raise failure[0]
+
+    def _spawn_rank(self, rank: int) -> subprocess.Popen[bytes]:
+        ours, theirs = Pipe(duplex=True)
+        self._connections.append(ours)
+        threads = str(max(1, (os.cpu_count() or 1) // self.size))
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"PYTHONUNBUFFERED": "1", "LOCAL_RANK": str(rank), **self._plan.environment}
+        command = [sys.executable, "-m", "atoll.trainer.workers.process", str(theirs.fileno()), str(os.getpid())]
+        with theirs, self.log_path(rank).open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def _exchange(self, messages: Sequence[Start | Call], timeout_s: float) -> list[object]:
+        with self._lock:
+            deadline = time.monotonic() + timeout_s
+            answers: dict[int, Returned | Refused | Raised] = {}
+            lost: dict[int, str] = {}
+            for rank, (connection, message) in enumerate(zip(self._connections, messages, strict=True)):
+                try:
+                    connection.send(message)
+                except (OSError, EOFError):
+                    lost[rank] = self._how_it_ended(rank)
+            while len(answers) + len(lost) < self.size:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                pending = [rank for rank in range(self.size) if rank not in answers and rank not in lost]
+                self._receive(pending, min(left, 0.5), answers, lost)
+                if lost or any(isinstance(answer, Raised) for answer in answers.values()):
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+            return self._conclude(answers, lost, timeout_s)
+
+    def _receive(
+        self,
+        pending: Sequence[int],
+        timeout_s: float,
+        answers: dict[int, Returned | Refused | Raised],
+        lost: dict[int, str],
+    ) -> None:
+        by_connection = {id(self._connections[rank]): rank for rank in pending}
+        for ready in wait([self._connections[rank] for rank in pending], timeout_s):
+            rank = by_connection[id(ready)]
+            try:
+                answers[rank] = self._connections[rank].recv()
+            except (EOFError, OSError):
+                lost[rank] = self._how_it_ended(rank)
+        for rank in pending:  # a helper of the rank may hold its socket open: ask the process as well
+            if rank not in answers and self._processes[rank].poll() is not None:
+                lost.setdefault(rank, self._how_it_ended(rank))
+
+    def _conclude(
+        self, answers: dict[int, Returned | Refused | Raised], lost: dict[int, str], timeout_s: float
+    ) -> list[object]:
+        if lost:
+            # A rank that a signal ended is the cause, one that exited may have followed it.
+            self._give_up(min(lost, key=lambda rank: ("signal" not in lost[rank], rank)), lost)
+        raised = {rank: f"raised {a.summary}" for rank, a in answers.items() if isinstance(a, Raised)}
+        if raised:
+            self._give_up(next(iter(raised)), raised)
+        late = {rank: f"did not answer within {timeout_s:g} s" for rank in range(self.size) if rank not in answers}
+        if late:
+            self._give_up(min(late), late)
+        refused = {rank: a.refusal for rank, a in answers.items() if isinstance(a, Refused)}
+        if len(refused) == self.size:
+            raise refused[0]
+        if refused:
+            rank = min(refused)
+            self._give_up(rank, {rank: f"refused what other ranks accepted: {refused[rank]}"})
+        return [answer.value for _, answer in sorted(answers.items()) if isinstance(answer, Returned)]
+
+    def _give_up(self, rank: int, reasons: dict[int, str]) -> None:
+        self.kill()
+        raise WorkerLost(rank, reasons[rank], self._log_tail(rank))
+
+    def _how_it_ended(self, rank: int) -> str:
+        try:
+            code = self._processes[rank].wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        return f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def _log_tail(self, rank: int) -> str:
+        path = self.log_path(rank)
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])

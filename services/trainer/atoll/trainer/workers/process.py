@@ -1,0 +1,69 @@
+"""The program of one local worker: ``python -m atoll.trainer.workers.process <fd> <parent pid>``.
+
+It reads a `Start` from the inherited socket, builds the target object, then answers one `Call` at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from operator import methodcaller
+
+from atoll.trainer.workers.group import WorkerRefusal
+from atoll.trainer.workers.messages import Call, Raised, Refused, Returned, Start
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Ask the kernel (Linux) for SIGKILL when the thread that started this process ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent_pid is not None and os.getppid() != parent_pid:  # it died before the request was in place
+        os._exit(1)
+
+
+def serve(connection: Connection) -> None:
+    """Answer messages until the parent closes its end."""
+    worker: object = None
+    while True:
+        try:
+            message = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        answer: Returned | Refused | Raised
+        try:
+            if isinstance(message, Start):
+                module, _, name = message.target.partition(":")
+                worker = vars(importlib.import_module(module))[name](message.place, **message.arguments)
+                answer = Returned(None)
+            elif isinstance(message, Call):
+                answer = Returned(methodcaller(message.method, *message.arguments)(worker))
+            else:
+                raise TypeError(f"expected Start or Call, got {type(message).__name__}")
+        except WorkerRefusal as refusal:
+            answer = Refused(refusal)
+        except Exception as error:
+            traceback.print_exc()
+            answer = Raised(f"{type(error).__name__}: {error}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.send(answer)
+
+
+def main() -> None:
+    """Entry point of the worker process."""
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    main()
+elif __name__ == "__mp_main__":
+    # Helpers that libraries spawn from a worker import this module under this name: they must not outlive it either.
+    die_with_parent()
