@@ -12,7 +12,7 @@ install:  ## create or update .venv
 	@scripts/install
 
 proto: install  ## regenerate protos/gen from protos
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" scripts/proto
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" scripts/generate-protos
 
 lint: install  ## ruff, mypy, buf
 	.venv/bin/ruff check .

@@ -150,6 +150,12 @@ class EngineClient:
         except KeyError as error:
             raise EngineProtocolError(f"/model_info lacks {error}") from error
 
+    async def context_length(self) -> int | None:
+        """Most tokens of prompt and reply together, None when the engine takes the model's own limit."""
+        answer = await self._answer("GET", "/get_server_info", None, PROBE_SECONDS)
+        length = answer.get("context_length")
+        return length if isinstance(length, int) else None
+
     async def weight_version(self, *, timeout_s: float = PROBE_SECONDS) -> str:
         """The version of the weights that sample, found by sampling one token; /model_info may be ahead of them."""
         reply = await self.generate_once([0], SamplingParams(max_new_tokens=1, ignore_eos=True), timeout_s=timeout_s)

@@ -1,0 +1,319 @@
+"""The client against a real SGLang. Numbers are compared with a float32 forward of the same weights by transformers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from atoll.common.engine_client import EngineClient
+from atoll.common.engine_types import (
+    EngineRefused,
+    EngineUnavailable,
+    FinishReason,
+    GenerationChunk,
+    Ids,
+    LogProbs,
+    SamplingParams,
+    WeightSpan,
+)
+
+from tests.engines import RunningEngine, free_port
+from tests.forward import all_log_probs, log_probs_of
+
+PROMPT = [1, 100, 200, 300, 1023, 2, 7]
+TOLERANCE = 1e-4
+"""float32 sums in another order."""
+
+
+@pytest.fixture
+async def client(student_engine: RunningEngine) -> AsyncIterator[EngineClient]:
+    async with student_engine.client() as client:
+        yield client
+
+
+async def collect(chunks: AsyncIterator[GenerationChunk]) -> list[GenerationChunk]:
+    return [chunk async for chunk in chunks]
+
+
+def joined(chunks: Sequence[GenerationChunk]) -> tuple[Ids, LogProbs]:
+    return np.concatenate([c.token_ids for c in chunks]), np.concatenate([c.log_probs for c in chunks])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+async def test_sampled_log_probs_are_those_of_a_plain_softmax_at_the_temperature(
+    client: EngineClient, student_engine: RunningEngine, temperature: float, top_p: float, streamed: bool
+) -> None:
+    params = SamplingParams(max_new_tokens=24, temperature=temperature, top_p=top_p, ignore_eos=True)
+    assert params.exact
+
+    async def reply(number: int) -> tuple[list[int], Ids, LogProbs]:
+        prompt = [*PROMPT, number]
+        if streamed:
+            ids, log_probs = joined(await collect(client.generate(prompt, params)))
+        else:
+            generation = await client.generate_once(prompt, params)
+            ids, log_probs = generation.token_ids, generation.log_probs
+        return prompt, ids, log_probs
+
+    for prompt, ids, log_probs in await asyncio.gather(*(reply(number) for number in range(25))):
+        assert len(ids) == 24
+        expected = log_probs_of(student_engine.model_path, prompt, ids, temperature)
+        np.testing.assert_allclose(log_probs, expected, atol=TOLERANCE)
+
+
+async def test_top_k_of_a_reply_are_the_likeliest_tokens_of_the_model(
+    client: EngineClient, student_engine: RunningEngine
+) -> None:
+    params = SamplingParams(max_new_tokens=40, temperature=0.7, ignore_eos=True)
+    reply = await client.generate_once(PROMPT, params, top_k_log_probs=8)
+    expected = all_log_probs(student_engine.model_path, PROMPT, reply.token_ids, 0.7)
+    assert reply.top_k is not None
+    assert reply.top_k.ids.shape == (40, 8)
+    np.testing.assert_allclose(reply.top_k.log_probs, -np.sort(-expected)[:, :8], atol=TOLERANCE)
+    at_ids = np.take_along_axis(expected, reply.top_k.ids.astype(np.int64), axis=1)
+    np.testing.assert_allclose(reply.top_k.log_probs, at_ids, atol=TOLERANCE)
+
+
+async def test_choices_of_one_stream_are_told_apart_and_each_is_exact(
+    client: EngineClient, student_engine: RunningEngine
+) -> None:
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    chunks = await collect(client.generate(PROMPT, params, n=3, top_k_log_probs=2))
+    replies = [joined([chunk for chunk in chunks if chunk.index == index]) for index in range(3)]
+    assert len({tuple(ids.tolist()) for ids, _ in replies}) == 3
+    for ids, log_probs in replies:
+        expected = log_probs_of(student_engine.model_path, PROMPT, ids, 1.0)
+        np.testing.assert_allclose(log_probs, expected, atol=TOLERANCE)
+    finishes = [chunk.finish for chunk in chunks if chunk.finish is not None]
+    assert [(f.reason, f.spans, f.usage.completion_tokens) for f in finishes] == [
+        (FinishReason.LENGTH, (WeightSpan("1:0", 0, 12),), 12)
+    ] * 3
+
+
+async def test_a_stop_string_ends_the_reply_and_its_tokens_stay(client: EngineClient) -> None:
+    free = await client.generate_once(PROMPT, SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))
+    stop = free.text[len(free.text) // 2 :]
+    reply = await client.generate_once(
+        PROMPT, SamplingParams(max_new_tokens=64, temperature=0.0, ignore_eos=True, stop=(stop,))
+    )
+    assert reply.finish.reason is FinishReason.STOP
+    assert reply.finish.matched == stop
+    assert reply.text == free.text.removesuffix(stop)
+    assert reply.token_ids.tolist() == free.token_ids.tolist()
+
+
+async def test_the_end_token_is_in_the_ids_with_its_log_prob(client: EngineClient) -> None:
+    reply = await client.generate_once(PROMPT, SamplingParams(max_new_tokens=8, logit_bias={2: 50.0}))
+    assert reply.token_ids.tolist() == [2]
+    assert reply.finish.reason is FinishReason.STOP
+    assert reply.finish.matched == 2
+    assert len(reply.log_probs) == 1
+
+
+async def test_scores_equal_a_float32_forward_also_for_the_last_token_of_the_vocabulary(
+    client: EngineClient, student_engine: RunningEngine
+) -> None:
+    response = [1023, 0, 5, 1023, 1, 999]
+    score = await client.score(PROMPT, response, top_k=8)
+    expected = all_log_probs(student_engine.model_path, PROMPT, response, 1.0)
+    np.testing.assert_allclose(score.log_probs, expected[np.arange(6), response], atol=TOLERANCE)
+    assert score.top_k is not None
+    np.testing.assert_allclose(score.top_k.log_probs, -np.sort(-expected)[:, :8], atol=TOLERANCE)
+    at_ids = np.take_along_axis(expected, score.top_k.ids.astype(np.int64), axis=1)
+    np.testing.assert_allclose(score.top_k.log_probs, at_ids, atol=TOLERANCE)
+    assert score.weight_version == "1:0"
+
+
+async def test_every_token_of_the_vocabulary_appears_under_its_own_id_in_a_full_top_k(client: EngineClient) -> None:
+    score = await client.score([3], [4], top_k=1024)
+    assert score.top_k is not None
+    assert sorted(score.top_k.ids[0].tolist()) == list(range(1024))
+    assert np.exp(score.top_k.log_probs.astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_scoring_a_recorded_reply_returns_its_recorded_log_probs(client: EngineClient) -> None:
+    reply = await client.generate_once(PROMPT, SamplingParams(max_new_tokens=30, ignore_eos=True))
+    score = await client.score(PROMPT, reply.token_ids)
+    np.testing.assert_allclose(score.log_probs, reply.log_probs, atol=TOLERANCE)
+    assert score.top_k is None
+
+
+@pytest.mark.parametrize("bad", [[], [1024], [-1], [3, 1 << 40]])
+async def test_ids_outside_the_vocabulary_are_refused_and_the_server_lives(
+    client: EngineClient, bad: list[int]
+) -> None:
+    with pytest.raises(EngineRefused, match="input_ids"):
+        await client.generate_once(bad, SamplingParams(max_new_tokens=1))
+    with pytest.raises(EngineRefused, match="prompt_ids"):
+        await client.score(bad, [1])
+    with pytest.raises(EngineRefused, match="response_ids"):
+        await client.score([1], bad)
+    assert await client.weight_version() == "1:0"
+
+
+async def test_more_top_k_than_tokens_is_refused_and_the_server_lives(client: EngineClient) -> None:
+    with pytest.raises(EngineRefused, match="top_k is 1025"):
+        await client.score([1], [1], top_k=1025)
+    with pytest.raises(EngineRefused, match="top_k is 1025"):
+        await client.generate_once([1], SamplingParams(max_new_tokens=1), top_k_log_probs=1025)
+    assert await client.weight_version() == "1:0"
+
+
+GOOD = SamplingParams(max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (replace(GOOD, temperature=-1.0), "temperature"),
+        (replace(GOOD, top_k=0), "top_k"),
+        (replace(GOOD, logit_bias={1024: 1.0}), "logit_bias"),
+        (replace(GOOD, json_schema="{"), "grammar"),
+        (replace(GOOD, max_new_tokens=5000), "context length"),
+        (replace(GOOD, max_new_tokens=0), "max_new_tokens"),
+    ],
+)
+async def test_what_the_engine_refuses_is_the_same_error_streamed_or_not(
+    client: EngineClient, params: SamplingParams, message: str
+) -> None:
+    with pytest.raises(EngineRefused, match=message):
+        await client.generate_once(PROMPT, params)
+    with pytest.raises(EngineRefused, match=message):
+        await collect(client.generate(PROMPT, params))
+
+
+@pytest.mark.parametrize(
+    "inexact",
+    [
+        {"temperature": 0.0},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.2},
+        {"min_new_tokens": 40, "stop_token_ids": tuple(range(100, 1000))},
+        {"logit_bias": {854: 3.0}},
+        {"regex": "[a-z]+"},
+    ],
+)
+async def test_parameters_called_inexact_move_the_log_probs(
+    client: EngineClient, student_engine: RunningEngine, inexact: dict[str, object]
+) -> None:
+    params = SamplingParams(**{"max_new_tokens": 40, "temperature": 0.7, **inexact})  # type: ignore[arg-type]
+    assert not params.exact
+    reply = await client.generate_once(PROMPT, params)
+    temperature = params.temperature or 0.7
+    expected = log_probs_of(student_engine.model_path, PROMPT, reply.token_ids, temperature)
+    assert np.abs(reply.log_probs - expected).max() > 10 * TOLERANCE
+
+
+async def test_a_publish_in_the_middle_of_a_reply_gives_two_spans_that_are_both_exact(
+    client: EngineClient, student_engine: RunningEngine, tiny_models: Path
+) -> None:
+    params = SamplingParams(max_new_tokens=300, ignore_eos=True)
+    reply = asyncio.create_task(collect(client.generate(PROMPT, params)))
+    await asyncio.sleep(0.3)
+    await client.update_weights(tiny_models / "student-next", "1:1")
+    chunks = await reply
+    ids, log_probs = joined(chunks)
+    assert len(ids) == 300
+    finish = chunks[-1].finish
+    assert finish is not None
+    assert [span.weight_version for span in finish.spans] == ["1:0", "1:1"]
+    cut = finish.spans[0].end
+    assert 0 < cut < 300
+    before = log_probs_of(student_engine.model_path, PROMPT, ids, 1.0)
+    after = log_probs_of(tiny_models / "student-next", PROMPT, ids, 1.0)
+    np.testing.assert_allclose(log_probs[:cut], before[:cut], atol=TOLERANCE)
+    np.testing.assert_allclose(log_probs[cut:], after[cut:], atol=TOLERANCE)
+    assert np.abs(before - after).max() > 1
+    assert await client.weight_version() == "1:1"
+
+
+async def test_after_a_publish_no_score_uses_the_old_weights(client: EngineClient, tiny_models: Path) -> None:
+    response = [5, 6, 7, 8]
+    old = await client.score(PROMPT, response)
+    await client.update_weights(tiny_models / "student-next", "1:1")
+    new = await client.score(PROMPT, response)
+    expected = log_probs_of(tiny_models / "student-next", PROMPT, response, 1.0)
+    np.testing.assert_allclose(new.log_probs, expected, atol=TOLERANCE)
+    assert np.abs(new.log_probs - old.log_probs).max() > 0.1
+    assert new.weight_version == "1:1"
+
+
+async def test_a_refused_publish_keeps_the_weights_and_lets_replies_go_on(client: EngineClient, tmp_path: Path) -> None:
+    reply = asyncio.create_task(client.generate_once(PROMPT, SamplingParams(max_new_tokens=300, ignore_eos=True)))
+    await asyncio.sleep(0.1)
+    with pytest.raises(EngineRefused):
+        await client.update_weights(tmp_path / "absent", "1:1")
+    assert (await reply).finish.spans == (WeightSpan("1:0", 0, 300),)
+    assert await client.weight_version() == "1:0"
+
+
+async def test_a_cancelled_publish_leaves_no_pause(client: EngineClient, tiny_models: Path) -> None:
+    for delay in (0.0, 0.001, 0.003, 0.01):
+        publish = asyncio.create_task(client.update_weights(tiny_models / "student-next", "1:1"))
+        await asyncio.sleep(delay)
+        publish.cancel()
+        await asyncio.wait([publish])
+        assert await client.weight_version(timeout_s=10) in ("1:0", "1:1")
+
+
+async def test_an_abandoned_pause_is_ended_by_continue_generation(client: EngineClient) -> None:
+    await client._http.answer("POST", "/pause_generation", {"mode": "retract"}, 10)
+    with pytest.raises(EngineUnavailable):
+        await client.weight_version(timeout_s=1)
+    await client.model_info()
+    await client.continue_generation()
+    assert await client.weight_version() == "1:0"
+
+
+async def test_abort_by_name_ends_a_reply_with_what_it_had(client: EngineClient) -> None:
+    params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
+    reply = asyncio.create_task(collect(client.generate(PROMPT, params, rid="to-be-cut")))
+    await asyncio.sleep(0.3)
+    await client.abort("to-be-cut")
+    chunks = await reply
+    ids, log_probs = joined(chunks)
+    finish = chunks[-1].finish
+    assert finish is not None
+    assert finish.reason is FinishReason.ABORT
+    assert 0 < len(ids) < 1500
+    assert len(log_probs) == len(ids) == finish.usage.completion_tokens == finish.spans[-1].end
+
+
+async def test_leaving_a_stream_early_frees_the_engine(client: EngineClient) -> None:
+    params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
+    for _ in range(3):
+        async with aclosing(client.generate(PROMPT, params)) as chunks:
+            async for _ in chunks:
+                break
+    # The cache holds 16,384 tokens, and a request that still ran would be in this figure.
+    for _ in range(50):
+        if await running_requests(client) == 0:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("a reply that nobody reads still runs after 5 seconds")
+
+
+async def running_requests(client: EngineClient) -> int:
+    from atoll.common.engine_frames import loads
+
+    document = loads(await client._http.answer("GET", "/v1/loads", None, 10))
+    return int(document["aggregate"]["total_running_reqs"])
+
+
+async def test_an_engine_that_is_not_there_is_unavailable() -> None:
+    async with EngineClient(f"http://127.0.0.1:{free_port()}", 1024) as client:
+        with pytest.raises(EngineUnavailable):
+            await client.model_info()
+        with pytest.raises(EngineUnavailable):
+            await collect(client.generate([1], SamplingParams(max_new_tokens=1)))
+
+
+async def test_a_deadline_ends_the_wait(client: EngineClient) -> None:
+    with pytest.raises(EngineUnavailable, match="in time"):
+        await client.generate_once(PROMPT, SamplingParams(max_new_tokens=1500, ignore_eos=True), timeout_s=0.2)
