@@ -149,6 +149,12 @@ class GrpcServer:
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
+    async def set_serving(self, serving: bool) -> None:
+        """What health answers from now on: a service that runs and cannot do its work is NOT_SERVING."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)
+
     async def stop(self) -> None:
         """Says NOT_SERVING, lets calls finish for DRAIN_SECONDS, then cuts them."""
         for name in self._names:

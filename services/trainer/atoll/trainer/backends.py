@@ -1,0 +1,38 @@
+"""The one place that knows which training backends there are."""
+
+from atoll.trainer.backend import TrainingBackend
+from atoll.trainer.settings import TrainerSettings
+
+
+def make_backend(settings: TrainerSettings) -> TrainingBackend:
+    """The backend that the settings choose; nothing is started yet."""
+    match settings.backend:
+        case "megatron":
+            return _megatron(settings)
+
+
+def layout_of(settings: TrainerSettings) -> str:
+    """How the workers share the model, e.g. "tp2 dp1"."""
+    return f"tp{settings.tensor_parallel} dp{settings.data_parallel}"
+
+
+def _megatron(settings: TrainerSettings) -> TrainingBackend:
+    # Imported when chosen: another backend must work where this one is not installed.
+    from atoll.trainer.megatron.backend import MegatronBackend, Timeouts
+    from atoll.trainer.megatron.settings import AdamW, MegatronSettings, MicroBatchLimit, ParallelLayout
+    from atoll.trainer.workers.local import LocalWorkerGroup
+
+    megatron = MegatronSettings(
+        layout=ParallelLayout(tensor=settings.tensor_parallel, data=settings.data_parallel),
+        micro_batch=MicroBatchLimit(tokens=settings.micro_batch_tokens),
+        optimizer=AdamW(
+            beta1=settings.adam_beta1,
+            beta2=settings.adam_beta2,
+            epsilon=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+            clip_grad=settings.clip_grad,
+        ),
+        seed=settings.seed,
+    )
+    timeouts = Timeouts(step=settings.step_timeout_s)
+    return MegatronBackend(megatron, LocalWorkerGroup, settings.run_dir / "workers", timeouts)

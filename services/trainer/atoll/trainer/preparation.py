@@ -1,0 +1,79 @@
+"""From pulled samples to optimizer steps: the family shapes rows, makes its signal of the batch, and cuts it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from atoll.common.errors import AtollError
+from atoll.families.catalog import AnyFamily
+from atoll.families.driver import JobContext
+from atoll.families.family import ReportedSample, RowContext
+from atoll.families.refusals import batch_refused
+from atoll.families.rows import Batch, validate_rows
+from atoll.families.run_settings import RunSettings
+from atoll.families.signal import FamilyState
+from atoll.families.steps import TrainStep, build_train_steps
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedJob:
+    """What RUNNING needs."""
+
+    steps: tuple[TrainStep, ...]
+    new_state: FamilyState
+    """The family's state once the job commits."""
+    metrics: Mapping[str, float]
+
+
+def shape_batch(
+    job_id: str, attempt: int, items: Sequence[ReportedSample], family: AnyFamily, run: RunSettings
+) -> Batch:
+    """Rows in the order of the samples. Pure.
+
+    Raises InvalidInput (BATCH_REFUSED and others) naming the sample that cannot be trained.
+    """
+    context = RowContext(tuple(items))
+    rows = tuple(family.shape_sample_row(item, context) for item in items)
+    validate_rows(rows, vocab_size=run.vocab_size, columns=family.columns)
+    for row in rows:
+        if len(row.tokens) > run.seq_length:
+            raise batch_refused(
+                f"sample {row.sample_id}: {len(row.tokens)} tokens, the workers take at most {run.seq_length}; "
+                "raise ATOLL_TRAINER_SEQ_LENGTH or limit the replies",
+                field="tokens",
+            )
+    return Batch(job_id, attempt, rows)
+
+
+def score_batch(batch: Batch, family: AnyFamily, context: JobContext) -> Batch:
+    """What the family does before `prepare`, such as asking the teacher: all of it before the job is RUNNING."""
+    return family.prepare_rollout(batch, context)
+
+
+def prepare_batch(batch: Batch, family: AnyFamily, state: FamilyState, context: JobContext) -> PreparedJob:
+    """The family's signal for the whole batch, cut into steps with every row's weights. Pure.
+
+    Raises InvalidInput naming what the family refuses.
+    """
+    signal = family.prepare(batch, state)
+    steps = build_train_steps(family, batch, signal)
+    metrics = {
+        **{f"{family.name}/{name}": float(value) for name, value in signal.metrics.items()},
+        **{f"rollout/{name}": float(value) for name, value in family.rollout_metrics(batch, context).items()},
+        "reward/mean": mean_reward(batch),
+        "train/optimizer_steps": float(len(steps)),
+        "train/rows": float(len(batch.rows)),
+        "train/tokens": float(sum(len(row.tokens) for row in batch.rows)),
+        "train/trained_tokens": float(sum(int(row.mask.sum()) for step in steps for row in step.rows)),
+    }
+    return PreparedJob(steps, signal.new_state, metrics)
+
+
+def mean_reward(batch: Batch) -> float:
+    """The mean over rollouts: rows of one trajectory share a reward and count once."""
+    return float(np.mean(list({row.rollout_id: row.reward for row in batch.rows}.values())))
+
+
+def sample_of(error: AtollError, sample_ids: Sequence[str]) -> tuple[str, ...]:
+    """The samples that a refusal names; refusals carry their sample in the message."""
+    return tuple(sample_id for sample_id in sample_ids if sample_id in error.message)

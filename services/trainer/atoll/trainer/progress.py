@@ -1,0 +1,61 @@
+"""What the runner knows of the job in hand, and how a job ends early."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from atoll.api.errors.v1.errors_pb2 import Reason
+from atoll.api.trainer.v1.job_pb2 import JobState
+from atoll.families.catalog import AnyFamily
+from atoll.families.signal import FamilyState
+from atoll.trainer.backend import FamilyBinding
+from atoll.trainer.job_queue import JobBody
+from atoll.trainer.phases import PhaseClock
+from atoll.trainer.staging import StagedArtifacts
+from atoll.trainer.training import ConstantRate
+
+
+class JobEnded(Exception):
+    """Raised by a step when the job ends here, without a version."""
+
+    def __init__(
+        self, state: JobState.ValueType, reason: Reason.ValueType, message: str, sample_ids: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.state = state
+        self.reason = reason
+        self.message = message
+        self.sample_ids = sample_ids
+
+
+@dataclass
+class Progress:
+    """What this process has done for a job; forgotten with the process, and rebuilt by doing it again."""
+
+    body: JobBody
+    crashes: int = 0
+    restages: int = 0
+    trained_from: int | None = None
+    staged: StagedArtifacts | None = None
+    new_state: FamilyState = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    clock: PhaseClock = field(default_factory=PhaseClock)
+
+    @property
+    def attempt(self) -> int:
+        return self.crashes + 1
+
+    def forget_training(self) -> None:
+        """The trained weights are gone or worth nothing."""
+        self.trained_from, self.staged = None, None
+        self.clock = PhaseClock()
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What stays the same for every job of this process."""
+
+    family: AnyFamily
+    binding: FamilyBinding
+    schedule: ConstantRate
+    max_staleness: int
+    max_attempts: int

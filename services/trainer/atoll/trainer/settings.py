@@ -1,0 +1,45 @@
+"""Everything a trainer is told, once, from environment variables `ATOLL_TRAINER_*`."""
+
+from pathlib import Path
+from typing import Literal
+
+from atoll.common.settings import ServiceSettings
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+
+class TrainerSettings(ServiceSettings):
+    """One trainer trains one scenario.
+
+    Example: ATOLL_TRAINER_SCENARIO=chat ATOLL_TRAINER_REGISTRY=127.0.0.1:7001 ATOLL_TRAINER_GATEWAY=127.0.0.1:7002
+    ATOLL_TRAINER_ENGINES='["http://127.0.0.1:7003"]' ATOLL_TRAINER_RUN_DIR=run/trainer
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ATOLL_TRAINER_", frozen=True, extra="forbid")
+
+    port: int = Field(7004, ge=0, le=65535, description="gRPC port; 0 picks a free one")
+    scenario: str = Field(description="the scenario to train")
+    registry: str = Field(description="host:port of the registry")
+    gateway: str = Field(description="host:port of the gateway's gRPC side, which rows are pulled from")
+    engines: tuple[str, ...] = Field((), description="base URLs of the engines to publish to, as a JSON list")
+    run_dir: Path = Field(description="directory for the workers' logs")
+
+    backend: Literal["megatron"] = Field("megatron", description="what computes")
+    tensor_parallel: int = Field(1, ge=1, description="ranks that share one copy of the model")
+    data_parallel: int = Field(1, ge=1, description="copies of the model, which split the rows")
+    seq_length: int = Field(4096, ge=2, description="longest row, prompt and response, that is trained; tokens")
+    micro_batch_tokens: int = Field(8192, ge=1, description="packed tokens that go through the model at once")
+    learning_rate: float = Field(1e-6, gt=0, description="of every optimizer step")
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_grad: float = Field(1.0, ge=0, description="largest global gradient norm; 0 turns clipping off")
+    seed: int = Field(0, ge=0)
+
+    max_attempts: int = Field(3, ge=1, description="crashes after which a job is FAILED")
+    step_timeout_s: float = Field(3600.0, gt=0, description="seconds a job's training may take before it is a crash")
+    min_engines: int = Field(1, ge=1, description="engines that must answer with a version for it to be SERVED")
+    publish_poll_s: float = Field(2.0, gt=0, description="seconds between looks at an engine that serves the head")
+    retry_initial_s: float = Field(0.2, gt=0, description="first pause before something unreachable is asked again")
+    retry_max_s: float = Field(15.0, gt=0, description="longest such pause")

@@ -1,0 +1,143 @@
+"""From weights in memory to two sealed artifacts: the model export and the checkpoint."""
+
+import asyncio
+import errno
+import hashlib
+import shutil
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from atoll.api.errors.v1 import errors_pb2
+from atoll.api.registry.v1 import artifact_pb2, artifact_service_pb2, artifact_service_pb2_grpc
+from atoll.common.errors import AtollError
+from atoll.trainer.backend import TrainingBackend
+from atoll.trainer.chain import CALL_SECONDS, answer_of
+from atoll.trainer.phases import PhaseClock
+from atoll.trainer.retries import Patience
+
+SEAL_SECONDS = 900.0
+"""Deadline of a seal, which reads and syncs every byte."""
+
+HASH_THREADS = 4
+READ_BYTES = 4 << 20
+
+T = TypeVar("T")
+
+
+class StorageFull(AtollError):
+    """Raised when the store has no room for a version; the weights in memory are untouched."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=errors_pb2.REASON_STORAGE_FULL)
+
+
+@dataclass(frozen=True)
+class StagedArtifacts:
+    """Digests of the sealed artifacts of one version."""
+
+    model_digest: str
+    checkpoint_digest: str
+    total_size: int
+    """Bytes of both."""
+
+
+@dataclass(frozen=True)
+class _Area:
+    staging_id: str
+    location: Path
+
+
+class Stager:
+    """Writes versions into the registry's store, which it shares a directory with."""
+
+    def __init__(self, channel: grpc.aio.Channel, backend: TrainingBackend, patience: Patience) -> None:
+        self._artifacts = artifact_service_pb2_grpc.ArtifactServiceStub(channel)
+        self._backend = backend
+        self._patience = patience
+        self._last_size = 0
+
+    async def stage(self, job_id: str, attempt: int, driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
+        """Stages, writes, hashes and seals both artifacts. Repeating it starts over in the same areas.
+
+        Raises StorageFull, BackendCrashed.
+        """
+        model = await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_MODEL)
+        checkpoint = await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_CHECKPOINT)
+        refuse_full(model.location, self._last_size)
+        with clock.phase("export"):
+            await asyncio.to_thread(self._write, model.location, checkpoint.location, driver_state)
+        with clock.phase("hash"):
+            manifests = [await asyncio.to_thread(manifest_of, area.location) for area in (model, checkpoint)]
+        with clock.phase("seal"):
+            sealed = [
+                await self._seal(area, manifest) for area, manifest in zip((model, checkpoint), manifests, strict=True)
+            ]
+        self._last_size = sum(artifact.total_size for artifact in sealed)
+        return StagedArtifacts(sealed[0].digest, sealed[1].digest, self._last_size)
+
+    def _write(self, model: Path, checkpoint: Path, driver_state: bytes) -> None:
+        # The registry hands out empty directories; the backend makes its own.
+        model.rmdir()
+        checkpoint.rmdir()
+        try:
+            self._backend.stage(model, checkpoint, driver_state)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise StorageFull(f"no room left while writing {model.parent}") from error
+            raise
+
+    async def _open(self, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> _Area:
+        request = artifact_service_pb2.StageArtifactRequest(
+            request_id=staging_request_id(job_id, attempt, kind), kind=kind
+        )
+        reply = await self._ask("stage", lambda: self._artifacts.StageArtifact(request, timeout=CALL_SECONDS))
+        return _Area(reply.staging_id, Path(reply.location))
+
+    async def _seal(self, area: _Area, files: list[artifact_pb2.ManifestFile]) -> artifact_pb2.Artifact:
+        request = artifact_service_pb2.SealArtifactRequest(staging_id=area.staging_id, files=files)
+        reply = await self._ask("seal", lambda: self._artifacts.SealArtifact(request, timeout=SEAL_SECONDS))
+        return reply.artifact
+
+    async def _ask(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await self._patience.ask(what, lambda: answer_of(call()))
+        except AtollError as error:
+            if error.reason == errors_pb2.REASON_STORAGE_FULL:
+                raise StorageFull(error.message) from None
+            raise
+
+
+def staging_request_id(job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> str:
+    """Names the staging area of one artifact of one attempt: a restarted trainer finds and empties the same one."""
+    text = f"{job_id}/{attempt}/{artifact_pb2.ArtifactKind.Name(kind)}"
+    return f"stage-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def refuse_full(directory: Path, needed: int) -> None:
+    """Raises StorageFull when the filesystem has less room than the last version took."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise StorageFull(
+            f"the store has {free} bytes free and the last version took {needed}; free some room, the job goes on by "
+            "itself"
+        )
+
+
+def manifest_of(directory: Path) -> list[artifact_pb2.ManifestFile]:
+    """Path, size and SHA-256 of every file, sorted by path; files are hashed in parallel threads."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        return list(pool.map(lambda path: _manifest_file(directory, path), paths))
+
+
+def _manifest_file(root: Path, path: Path) -> artifact_pb2.ManifestFile:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+            size += len(block)
+    return artifact_pb2.ManifestFile(path=path.relative_to(root).as_posix(), size=size, sha256=digest.hexdigest())

@@ -1,0 +1,74 @@
+"""RUNNING: the family drives the workers through the job's optimizer steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from atoll.common.errors import BadConfiguration
+from atoll.families.catalog import AnyFamily
+from atoll.families.rows import Float32
+from atoll.families.steps import TrainStep
+from atoll.trainer.backend import FamilyBinding, StepReport, TrainingBackend
+
+
+@dataclass(frozen=True)
+class ConstantRate:
+    """The learning rate of every optimizer step. Example: ConstantRate(1e-6)."""
+
+    rate: float
+
+    def rates(self, count: int) -> Sequence[float]:
+        return (self.rate,) * count
+
+
+@dataclass
+class JobWorkers:
+    """The worker groups as one job's family sees them (`atoll.families.driver.WorkerGroups`)."""
+
+    backend: TrainingBackend
+    binding: FamilyBinding
+    schedule: ConstantRate
+    reports: list[StepReport] = field(default_factory=list)
+
+    def train_actor(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
+        report = self.backend.train(self.binding, steps, self.schedule.rates(len(steps)))
+        self.reports.append(report)
+        return report.metrics
+
+    def train_critic(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
+        raise _no_critic()
+
+    def critic_values(self, step: TrainStep) -> Sequence[Float32]:
+        raise _no_critic()
+
+
+def train_steps(
+    backend: TrainingBackend,
+    family: AnyFamily,
+    binding: FamilyBinding,
+    schedule: ConstantRate,
+    steps: Sequence[TrainStep],
+) -> Mapping[str, float]:
+    """Trains and returns the job's metrics: means over its optimizer steps, and the workers' seconds.
+
+    Blocks until the last step is applied. Raises BackendCrashed, StepRefused.
+    """
+    workers = JobWorkers(backend, binding, schedule)
+    per_step = family.train(workers, steps)
+    metrics = {f"train/{name}": value for name, value in mean_of_steps(per_step).items()}
+    metrics["train/lr"] = float(np.mean(schedule.rates(len(steps))))
+    for report in workers.reports:
+        for phase, seconds in report.seconds.items():
+            name = f"perf/workers_{phase}_seconds"
+            metrics[name] = metrics.get(name, 0.0) + seconds
+    return metrics
+
+
+def mean_of_steps(per_step: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """The mean of each metric over the steps that report it."""
+    names = dict.fromkeys(name for metrics in per_step for name in metrics)
+    return {name: float(np.mean([metrics[name] for metrics in per_step if name in metrics])) for name in names}
+
+
+def _no_critic() -> BadConfiguration:
+    return BadConfiguration("this backend has no critic workers", field="family")
