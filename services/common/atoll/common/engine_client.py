@@ -1,7 +1,7 @@
 """The one client of SGLang's native HTTP interface. What it knows about SGLang 0.5.23 is said where it is used."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -71,7 +71,7 @@ class EngineClient:
         n: int = 1,
         rid: str | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[GenerationChunk]:
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Stream n sampled continuations of the prompt; the chunks of different choices interleave.
 
         Closing the iterator (`async with contextlib.aclosing(...)`) aborts the generation. `rid` names the request for
@@ -152,7 +152,7 @@ class EngineClient:
 
     async def context_length(self) -> int | None:
         """Most tokens of prompt and reply together, None when the engine takes the model's own limit."""
-        answer = await self._answer("GET", "/get_server_info", None, PROBE_SECONDS)
+        answer = loads(await self._http.answer("GET", "/server_info", None, PROBE_SECONDS))
         length = answer.get("context_length")
         return length if isinstance(length, int) else None
 

@@ -85,6 +85,4 @@ class ChatTemplate:
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-            raise InvalidInput(
-                f"the model's chat template refuses these messages: {error}", field="messages"
-            ) from None
+            raise InvalidInput(f"the model's chat template refuses these messages: {error}", field="messages") from None

@@ -32,9 +32,7 @@ class Renderer:
     was built for, P + R at most; an engine may take less.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, vocabulary_size: int, context_length: int
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, vocabulary_size: int, context_length: int) -> None:
         # A training tokenizer may carry them in its file; a prompt is never cut or filled.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -119,4 +117,6 @@ def _template_source(files: Mapping[str, bytes], tokenizer_config: Mapping[str, 
                 return str(entry["template"])
     if isinstance(template, str):
         return template
-    raise InternalError("the model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)")
+    raise InternalError(
+        "the model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)"
+    )

@@ -1,0 +1,120 @@
+"""The gateway's HTTP routes. A handler reads the request, calls one thing, and shapes the answer."""
+
+from dataclasses import asdict, dataclass
+
+import orjson
+from atoll.api.errors.v1 import errors_pb2
+from atoll.common.errors import NotFound
+from atoll.gateway.assembly import Gateway
+from atoll.gateway.chat import ChatAnswerer
+from atoll.gateway.chat_request import ChatPreparer
+from atoll.gateway.engine_pool import EnginePool
+from atoll.gateway.http_errors import install_error_handlers
+from atoll.gateway.middleware import BodyLimit, TokenCheck
+from atoll.gateway.openai_schema import ChatRequest
+from atoll.gateway.registry_reader import RegistryReader
+from atoll.gateway.renderers import Renderers
+from atoll.gateway.report_request import ReportRequest, read_report, report_reply
+from atoll.gateway.scenario_choice import HEADER
+from atoll.gateway.settings import GatewaySettings
+from atoll.gateway.status import status_reply
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+from starlette.middleware import Middleware
+
+
+@dataclass(frozen=True)
+class HttpParts:
+    """What the routes call."""
+
+    settings: GatewaySettings
+    gateway: Gateway
+    registry: RegistryReader
+    engines: EnginePool
+
+
+def build_app(parts: HttpParts) -> FastAPI:
+    """The application; serving it, and starting and stopping its parts, is the caller's."""
+    settings, gateway, engines = parts.settings, parts.gateway, parts.engines
+    preparer = ChatPreparer(
+        gateway.scenarios,
+        gateway.receipts,
+        parts.registry,
+        Renderers(parts.registry),
+        engines,
+        settings.default_scenario,
+    )
+    answerer = ChatAnswerer(preparer, engines, gateway.writer, settings.request_timeout_s)
+    app = FastAPI(
+        title="Atoll gateway",
+        docs_url=None,
+        redoc_url=None,
+        # The first sees the request first.
+        middleware=[
+            Middleware(TokenCheck, token=settings.token_text),
+            Middleware(BodyLimit),
+        ],
+    )
+    install_error_handlers(app)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body_of(ChatRequest), summary="Answers a chat and records it")
+    async def chat_completions(request: Request) -> Response:
+        return await answerer.answer(request)
+
+    @app.get("/v1/models", summary="Lists the scenarios")
+    async def models() -> Response:
+        known = await gateway.scenarios.list()
+        entries = [
+            {"id": scenario.scenario_id, "object": "model", "created": 0, "owned_by": "atoll"} for scenario in known
+        ]
+        return _json({"object": "list", "data": entries})
+
+    @app.get("/v1/models/{model}", summary="Tells whether a scenario exists")
+    async def model(model: str) -> Response:
+        for scenario in await gateway.scenarios.list():
+            if scenario.scenario_id == model:
+                return _json({"id": model, "object": "model", "created": 0, "owned_by": "atoll"})
+        raise _no_scenario(model)
+
+    @app.post("/atoll/report", openapi_extra=_body_of(ReportRequest), summary="Records feedback about samples")
+    async def report(request: Request) -> Response:
+        header = request.headers.get(HEADER)
+        asked = await read_report(await request.body(), header, settings.default_scenario, gateway.scenarios)
+        return _json(report_reply(await gateway.reports.create(asked)))
+
+    @app.get("/healthz", summary="Tells that the process serves; needs no token")
+    async def healthz() -> Response:
+        return _json({"status": "ok"})
+
+    @app.get("/atoll/status", summary="Scenarios, queues, engines, and the last training error")
+    async def status() -> Response:
+        return _json(await status_reply(gateway.training, engines))
+
+    @app.get("/atoll/scenarios/{scenario}/versions", summary="The version chain, newest first")
+    async def versions(scenario: str, page_size: int = 0, page_token: str = "") -> Response:
+        page, next_token = await parts.registry.versions(scenario, page_size, page_token)
+        return _json(
+            {
+                "scenario": scenario,
+                "versions": [{**asdict(v), "created_at": v.created_at.isoformat()} for v in page],
+                "next_page_token": next_token,
+            }
+        )
+
+    return app
+
+
+def _no_scenario(name: str) -> NotFound:
+    return NotFound(
+        f"no scenario {name!r}; GET /v1/models lists them", reason=errors_pb2.REASON_SCENARIO_NOT_FOUND, field="model"
+    )
+
+
+def _json(content: object) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+def _body_of(schema: type[BaseModel]) -> dict[str, object]:
+    """Bodies are read by hand, to refuse what is wrong in our own words; this tells /openapi.json their shape."""
+    content = {"application/json": {"schema": schema.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

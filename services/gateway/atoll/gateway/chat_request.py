@@ -1,0 +1,166 @@
+"""From an HTTP body to a chat that nothing speaks against. Every refusal of a chat request happens here."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from atoll.api.errors.v1 import errors_pb2
+from atoll.common.engine_types import SamplingParams
+from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
+from atoll.gateway.engine_pool import EnginePool
+from atoll.gateway.openai_schema import ChatRequest
+from atoll.gateway.receipts import Receipts
+from atoll.gateway.records import JsonObject
+from atoll.gateway.registry_reader import RegistryReader
+from atoll.gateway.renderer import Renderer
+from atoll.gateway.renderers import Renderers
+from atoll.gateway.scenario_choice import ScenarioChoice, choose_scenario
+from atoll.gateway.scenarios import ScenarioDirectory
+from atoll.gateway.schema_errors import validated
+from atoll.gateway.strict_json import parse_object
+from atoll.gateway.unsupported import without_unsupported
+
+GREEDY_BELOW = 1e-6
+"""SGLang samples greedily below this temperature and reports the log-probs of temperature 1."""
+
+RENDER_IN_THREAD_BYTES = 32 << 10
+"""A longer body takes milliseconds to tokenize, which other requests' tokens should not wait for."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A checked request. Example: Chat("math", request, {"messages": [...]}, [5, 6], SamplingParams(64), 1024,
+    receipts=("4f0c...",), head="1:3", pinned=None, created_at=now)"""
+
+    scenario: str
+    request: ChatRequest
+    body: JsonObject
+    """As received, for the record."""
+    prompt_ids: list[int]
+    params: SamplingParams
+    vocabulary_size: int
+    receipts: tuple[str, ...]
+    """One per choice."""
+    head: str | None
+    """Weight version of the newest version, as last heard."""
+    pinned: str | None
+    """The only weight version that may answer."""
+    created_at: datetime
+
+
+class ChatPreparer:
+    """Resolves, renders and checks. Stores nothing."""
+
+    def __init__(
+        self,
+        scenarios: ScenarioDirectory,
+        receipts: Receipts,
+        registry: RegistryReader,
+        renderers: Renderers,
+        engines: EnginePool,
+        default_scenario: str | None,
+    ) -> None:
+        self._scenarios = scenarios
+        self._receipts = receipts
+        self._registry = registry
+        self._renderers = renderers
+        self._engines = engines
+        self._default_scenario = default_scenario
+
+    async def prepare(self, raw: bytes, scenario_header: str | None) -> Chat:
+        """Raises InvalidInput, NotFound (unknown scenario), Conflict (version not served), Unavailable (registry)."""
+        body = parse_object(raw)
+        request = validated(ChatRequest, without_unsupported(body))
+        choice = choose_scenario(scenario_header, request.model, self._default_scenario)
+        scenario = await self._known(choice)
+        pinned = None if choice.number is None else await self._served(choice)
+        renderer = await self._renderers.get(scenario)
+        prompt_ids = await self._prompt_ids(renderer, request, len(raw))
+        head = self._scenarios.head(scenario)
+        return Chat(
+            scenario=scenario,
+            request=request,
+            body=body,
+            prompt_ids=prompt_ids,
+            params=await self._sampling(request, len(prompt_ids), renderer),
+            vocabulary_size=renderer.vocabulary_size,
+            receipts=tuple(self._receipts.issue(scenario) for _ in range(request.n)),
+            head=None if head is None else head.weight_version,
+            pinned=pinned,
+            created_at=datetime.now(UTC),
+        )
+
+    async def _known(self, choice: ScenarioChoice) -> str:
+        try:
+            return (await self._scenarios.get(choice.scenario)).scenario_id
+        except NotFound as error:
+            raise NotFound(
+                f"no scenario {choice.scenario!r}; GET /v1/models lists them", reason=error.reason, field=choice.field
+            ) from None
+
+    async def _served(self, choice: ScenarioChoice) -> str:
+        """The weight version of the version that the request insists on, when an engine serves it right now."""
+        assert choice.number is not None
+        try:
+            wanted = (await self._registry.version(choice.scenario, choice.number)).weight_version
+        except NotFound as error:
+            raise NotFound(error.message, reason=error.reason, field=choice.field) from None
+        await self._engines.probe()
+        served = sorted({engine.weight_version or "nothing" for engine in self._engines.engines if engine.healthy})
+        if wanted not in served:
+            raise Conflict(
+                f"version {choice.number} of {choice.scenario} ({wanted}) is not served, {', '.join(served) or 'nothing'}"
+                f" is; ask for model {choice.scenario!r} to get the newest",
+                reason=errors_pb2.REASON_VERSION_NOT_SERVED,
+                field=choice.field,
+            )
+        return wanted
+
+    async def _prompt_ids(self, renderer: Renderer, request: ChatRequest, size: int) -> list[int]:
+        messages = [message.template_message for message in request.messages]
+        if size > RENDER_IN_THREAD_BYTES:
+            ids = await asyncio.to_thread(renderer.render, messages)
+        else:
+            ids = renderer.render(messages)
+        if not ids:
+            raise InvalidInput("the messages render to no tokens at all", field="messages")
+        # Only a tokenizer that does not belong to the model does this; the engine would die of it.
+        if max(ids) >= renderer.vocabulary_size:
+            raise InvalidInput(
+                f"the messages render to token id {max(ids)}, the model has 0..{renderer.vocabulary_size - 1}",
+                field="messages",
+            )
+        return ids
+
+    async def _sampling(self, request: ChatRequest, prompt_length: int, renderer: Renderer) -> SamplingParams:
+        limit = min(renderer.context_length, await self._engines.context_length() or renderer.context_length)
+        if prompt_length >= limit:
+            _too_long(f"the messages are {prompt_length} tokens, the context holds {limit} with the answer", "messages")
+        max_new_tokens = request.token_limit or limit - prompt_length
+        if prompt_length + max_new_tokens > limit:
+            field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+            _too_long(
+                f"the messages are {prompt_length} tokens and {field} is {max_new_tokens}, the context holds {limit}: "
+                f"ask for at most {limit - prompt_length}",
+                field,
+            )
+        for token in request.logit_bias_by_id:
+            if token >= renderer.vocabulary_size:
+                raise InvalidInput(
+                    f"logit_bias names token {token}, the model has 0..{renderer.vocabulary_size - 1}",
+                    field=f"logit_bias.{token}",
+                )
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=0.0 if request.temperature < GREEDY_BELOW else request.temperature,
+            top_p=request.top_p,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            stop=request.stop_strings,
+            logit_bias=request.logit_bias_by_id,
+        )
+
+
+def _too_long(message: str, field: str) -> NoReturn:
+    raise AtollError(message, reason=errors_pb2.REASON_SEQUENCE_TOO_LONG, field=field)

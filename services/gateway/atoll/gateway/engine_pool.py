@@ -1,0 +1,119 @@
+"""The serving engines: which of them answer, what they serve, and which one takes the next request."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import structlog
+from atoll.common.engine_client import EngineClient
+from atoll.common.engine_types import EngineUnavailable
+from atoll.common.errors import AtollError
+
+log = structlog.get_logger(__name__)
+
+PROBE_INTERVAL_SECONDS = 2.0
+
+
+@dataclass
+class Engine:
+    """One engine as last heard. Only EnginePool and the runs it counts change it.
+
+    Example: Engine("http://127.0.0.1:30000", True, "1:3", "/store/artifacts/9f2c...", 2048, in_flight=2)
+    """
+
+    url: str
+    healthy: bool = False
+    weight_version: str | None = None
+    model_path: str | None = None
+    context_length: int | None = None
+    """None until it has said so, and when it takes the model's own limit."""
+    in_flight: int = 0
+    problem: str = "not asked yet"
+
+
+class EnginePool:
+    """Spreads requests over the engines. start() before use, stop() after."""
+
+    def __init__(self, urls: tuple[str, ...], reply_timeout_s: float) -> None:
+        """urls: base URLs. reply_timeout_s: how long a reply may be silent; a plain one is until it is complete."""
+        self.engines = tuple(Engine(url.rstrip("/")) for url in urls)
+        self._reply_timeout_s = reply_timeout_s
+        self._clients: dict[tuple[str, int], EngineClient] = {}
+        self._probing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Asks every engine once, then keeps asking in the background."""
+        await self.probe()
+        self._probing = asyncio.create_task(self._probe_for_ever())
+
+    async def stop(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._probing
+        for client in self._clients.values():
+            await client.close()
+
+    def client(self, engine: Engine, vocabulary_size: int) -> EngineClient:
+        """The client of an engine that serves a model of this vocabulary."""
+        key = (engine.url, vocabulary_size)
+        if key not in self._clients:
+            self._clients[key] = EngineClient(engine.url, vocabulary_size, idle_timeout_s=self._reply_timeout_s)
+        return self._clients[key]
+
+    def choose(self, head: str | None, pinned: str | None = None) -> Engine:
+        """The engine for the next request: one that answers, serves the head, and has the least to do, in this order.
+
+        head: weight version of the scenario's newest version, None when unknown. pinned: only an engine that serves
+        this weight version. Raises EngineUnavailable when there is none to try.
+        """
+        candidates = [engine for engine in self.engines if pinned is None or engine.weight_version == pinned]
+        if not candidates:
+            raise EngineUnavailable(
+                f"no engine serves {pinned} any more" if pinned else "no serving engine is configured"
+            )
+        return min(
+            candidates,
+            key=lambda engine: (
+                not engine.healthy,
+                head is not None and engine.weight_version != head,
+                engine.in_flight,
+            ),
+        )
+
+    async def context_length(self) -> int | None:
+        """Most tokens that every engine that answers takes, None when they take the model's own limit."""
+        if not any(engine.healthy for engine in self.engines):
+            await self.probe()
+        lengths = [e.context_length for e in self.engines if e.healthy and e.context_length is not None]
+        return min(lengths, default=None)
+
+    async def probe(self) -> None:
+        """Asks every engine what it serves, all at once."""
+        await asyncio.gather(*(self._probe(engine) for engine in self.engines))
+
+    async def _probe_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_SECONDS)
+            await self.probe()
+
+    async def _probe(self, engine: Engine) -> None:
+        # A probe sends no token ids, so any vocabulary will do.
+        client = self.client(engine, 1)
+        try:
+            info = await client.model_info()
+            if not engine.healthy:
+                engine.context_length = await client.context_length()
+        except AtollError as error:
+            self.failed(engine, error)
+            return
+        if not engine.healthy or engine.weight_version != info.weight_version:
+            log.info("engine serves", engine=engine.url, weight_version=info.weight_version)
+        engine.healthy, engine.problem = True, ""
+        engine.weight_version, engine.model_path = info.weight_version, info.model_path
+
+    def failed(self, engine: Engine, error: AtollError) -> None:
+        """Others are preferred until the engine answers a probe again."""
+        if engine.healthy or engine.problem != error.message:
+            log.warning("engine does not answer", engine=engine.url, problem=error.message)
+        engine.healthy, engine.problem = False, error.message
