@@ -18,7 +18,7 @@ START_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class RunningEngine:
-    """An engine that samples. Example: RunningEngine("http://127.0.0.1:40123", Path("/tmp/.../student"), "1:0", 4711)."""
+    """An engine that samples. Example: RunningEngine("http://127.0.0.1:40123", Path("student"), "1:0", 4711)."""
 
     base_url: str
     model_path: Path

@@ -26,7 +26,8 @@ def all_log_probs(
     ids = torch.tensor([[*prompt, *(int(token) for token in response)]])
     with torch.inference_mode():
         logits = _model(model_path)(ids).logits[0, len(prompt) - 1 : -1]
-        return torch.log_softmax(logits.float() / temperature, dim=-1).numpy()
+        log_probs: NDArray[np.float32] = torch.log_softmax(logits.float() / temperature, dim=-1).numpy()
+    return log_probs
 
 
 def log_probs_of(
@@ -34,4 +35,4 @@ def log_probs_of(
 ) -> NDArray[np.float32]:
     """[R] log-probs of the response itself."""
     table = all_log_probs(model_path, prompt, response, temperature)
-    return table[np.arange(len(response)), np.asarray(response)]
+    return np.take_along_axis(table, np.asarray(response, dtype=np.int64)[:, None], axis=1)[:, 0]
