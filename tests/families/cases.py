@@ -17,6 +17,8 @@ from tests.families import oracle
 VOCAB = 1100
 SHARDS = (1, 2, 4)
 PADDING_UNIT = 128
+LOG_RATIOS = (-0.9, 0.5, 0.03, -0.4, 0.8)
+"""Of consecutive tokens, whose advantages alternate in sign."""
 
 
 def padded_columns(shards: int) -> int:
@@ -82,9 +84,9 @@ class Case:
 
 
 def make_case(
-    *, lengths: Sequence[int] = (4, 1, 3), temperatures: Sequence[float] = (0.7, 1.0, 1.3), dtype: torch.dtype
+    *, lengths: Sequence[int] = (9, 1, 8), temperatures: Sequence[float] = (0.7, 1.0, 1.3), dtype: torch.dtype
 ) -> Case:
-    """A case with ratios below, inside and above the clip range for both signs of the advantage.
+    """A case with ratios below, inside and above the clip range for both signs of the advantage, two tokens masked.
 
     In bfloat16 the logits take a few values only, so that most rows have ties at the top.
     """
@@ -94,7 +96,8 @@ def make_case(
     logits = torch.randn(positions, VOCAB, generator=generator) * 3
     logits = logits.mul(2).round().div(2) if dtype is torch.bfloat16 else logits
     logits = logits.to(dtype)
-    rows, old, reference, logit_rows, start = [], [], [], [], 0
+    rows, old, reference, start = [], [], [], 0
+    logit_rows: list[int] = []
     for index, (length, temperature) in enumerate(zip(lengths, temperatures, strict=True)):
         places = list(range(start + 1, start + 1 + length))
         start += length + 2
@@ -104,6 +107,7 @@ def make_case(
             oracle.log_prob(logits[place].double().tolist(), target, temperature)
             for place, target in zip(places, response, strict=True)
         ]
+        numbers = range(len(logit_rows), len(logit_rows) + length)
         rows.append(
             TrainRow(
                 row=Row(
@@ -117,12 +121,12 @@ def make_case(
                     temperature=temperature,
                     reward=0.0,
                 ),
-                mask=np.asarray([0 if t == 2 else 1 for t in range(length)], dtype=np.uint8),
+                mask=np.asarray([0 if t == 4 else 1 for t in range(length)], dtype=np.uint8),
                 weights=RowWeights(policy=0.1 + 0.2 * index, regularizer=0.3 - 0.05 * index, metric=0.25),
-                advantages=np.asarray([rng.choice([-1, 1]) * rng.uniform(0.5, 2) for _ in levels], dtype=np.float32),
+                advantages=np.asarray([(-1) ** n * rng.uniform(0.5, 2) for n in numbers], dtype=np.float32),
             )
         )
-        old.append(torch.tensor([v + rng.uniform(-0.9, 0.9) for v in levels]))
+        old.append(torch.tensor([v - LOG_RATIOS[n % 5] for v, n in zip(levels, numbers, strict=True)]))
         reference.append(torch.tensor([v + rng.uniform(-2, 2) for v in levels]))
         logit_rows += places
     return Case(tuple(rows), logits, torch.tensor(logit_rows), tuple(old), tuple(reference))

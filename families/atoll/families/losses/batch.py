@@ -42,11 +42,11 @@ class LossBatch:
     temperatures: Tensor
     """float32 [T]"""
     policy_weights: Tensor
-    """float32 [T] weight of each token's policy (or divergence) term in the step's loss."""
+    """float64 [T] weight of each token's policy (or divergence) term in the step's loss."""
     regularizer_weights: Tensor
-    """float32 [T] of its entropy and KL terms."""
+    """float64 [T] of its entropy and KL terms."""
     metric_weights: Tensor
-    """float32 [T] of its metrics."""
+    """float64 [T] of its metrics."""
     rollout_log_probs: Tensor
     """float32 [T] log q(y_t); anything under the mask."""
     shard: VocabShard
@@ -95,7 +95,7 @@ def build_loss_batch(
         pieces = [of(item)[cut] for item, cut in zip(rows, cuts, strict=True)]
         return _to_tensor(pieces, dtype, device)
 
-    def spread(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+    def spread(values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(np.repeat(np.asarray(values), lengths), dtype=dtype, device=device)
 
     def concatenate(pieces: Sequence[Tensor] | None) -> Tensor | None:
@@ -116,10 +116,10 @@ def build_loss_batch(
         row_of_token=spread(range(len(rows)), torch.int64),
         tokens=gather(lambda item: item.row.response_tokens, torch.int64),
         mask=gather(lambda item: item.mask, torch.bool),
-        temperatures=spread([item.row.temperature for item in rows]),
-        policy_weights=spread([item.weights.policy for item in rows]),
-        regularizer_weights=spread([item.weights.regularizer for item in rows]),
-        metric_weights=spread([item.weights.metric for item in rows]),
+        temperatures=spread([item.row.temperature for item in rows], torch.float32),
+        policy_weights=spread([item.weights.policy for item in rows], torch.float64),
+        regularizer_weights=spread([item.weights.regularizer for item in rows], torch.float64),
+        metric_weights=spread([item.weights.metric for item in rows], torch.float64),
         rollout_log_probs=gather(lambda item: item.row.rollout_log_probs, torch.float32),
         shard=shard,
         advantages=gather(_advantages, torch.float32) if has_advantages or not rows else None,

@@ -30,9 +30,9 @@ class LossResult:
     """One micro-batch's part of an optimizer step. All sums are over this rank's tokens only."""
 
     loss: Tensor
-    """Scalar with gradient: add over micro-batches, data- and context-parallel ranks (not tensor-parallel ones)."""
+    """float64 scalar with gradient: add over micro-batches, data- and context-parallel ranks, not tensor-parallel ones."""
     metrics: Mapping[str, Tensor]
-    """Detached scalars, to be added up like the loss; the same keys in every micro-batch."""
+    """Detached float64 scalars, to be added up like the loss; the same keys in every micro-batch."""
     bad_rows: Tensor
     """bool [B] rows with a non-finite value at a trained token. All-reduce over all ranks before anyone raises."""
 
@@ -57,8 +57,8 @@ def policy_loss(
         "pg_clipfrac": reduce.metric(clipped),
         "ppo_kl": reduce.metric(old - log_probs),
         "entropy": reduce.metric(stats.entropy),
-        "trained_tokens": batch.mask.sum().float(),
-        "clipped_tokens": (clipped.detach() * batch.mask).sum(),
+        "trained_tokens": batch.mask.sum().double(),
+        "clipped_tokens": (clipped.detach() * batch.mask).sum().double(),
     }
     if spec.needs_rollout_log_probs:
         reduce.require_finite(batch.rollout_log_probs)

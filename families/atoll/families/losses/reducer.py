@@ -7,6 +7,8 @@ from torch import Tensor, zeros_like
 class Reducer:
     """The `reduce` of a loss hook. Every sum is partial: micro-batches and ranks only add them up.
 
+    Sums are float64: advantages of a group cancel, and what is left must not depend on the cut into micro-batches.
+
     Masked tokens are selected away, so they reach neither the value nor the gradient. Make one for each micro-batch.
     """
 
