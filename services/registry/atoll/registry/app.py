@@ -16,6 +16,7 @@ from atoll.api.registry.v1 import (
 )
 from atoll.common.errors import AtollError, BadConfiguration
 from atoll.common.server import GrpcServer, wait_for_stop_signal
+from atoll.common.structs import object_of, struct_from
 from atoll.registry.artifact_service import ArtifactRpc
 from atoll.registry.artifacts import Artifacts
 from atoll.registry.chain import Chain
@@ -26,7 +27,6 @@ from atoll.registry.scenario_service import ScenarioRpc
 from atoll.registry.scenarios import Scenarios
 from atoll.registry.settings import BootScenario, RegistrySettings
 from atoll.registry.store import Store
-from atoll.registry.struct_json import normalized
 from atoll.registry.sweep import Sweeper
 from atoll.registry.types import ScenarioDefinition
 from atoll.registry.version_service import VersionRpc
@@ -62,7 +62,7 @@ class Registry:
     def _create(self, scenarios: Iterable[BootScenario]) -> None:
         for index, boot in enumerate(scenarios):
             with _as_configuration(f"ATOLL_REGISTRY_SCENARIOS[{index}]"):
-                options = normalized(boot.options, "options")
+                options = object_of(struct_from(boot.options, "options"))
                 self.scenarios.create(
                     ScenarioDefinition(boot.scenario_id, boot.family, options, boot.base_model, boot.max_staleness)
                 )

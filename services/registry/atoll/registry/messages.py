@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from atoll.api.registry.v1 import artifact_pb2, scenario_pb2, version_pb2
 from atoll.common.names import artifact_name, scenario_name, version_name
-from atoll.registry.struct_json import to_struct
+from atoll.common.structs import struct_from
 from atoll.registry.types import Artifact, Kind, ManifestFile, Operation, Scenario, Version
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -38,7 +38,7 @@ def scenario_message(scenario: Scenario) -> scenario_pb2.Scenario:
         name=scenario_name(definition.scenario_id),
         scenario_id=definition.scenario_id,
         family=definition.family,
-        options=to_struct(definition.options),
+        options=struct_from(definition.options),
         base_model=definition.base_model,
         max_staleness=definition.max_staleness,
         head=scenario.head,
@@ -61,7 +61,7 @@ def version_message(version: Version) -> version_pb2.Version:
         checkpoint_digest=content.checkpoint_digest or "",
         consumed_sample_ids=content.consumed_sample_ids,
         metrics=content.metrics,
-        family_state=to_struct(content.family_state),
+        family_state=struct_from(content.family_state),
         create_time=_timestamp(version.created_at),
         revision=version.revision,
     )

@@ -7,9 +7,9 @@ from atoll.api.registry.v1.scenario_service_pb2_grpc import ScenarioServiceServi
 from atoll.common.errors import InvalidInput
 from atoll.common.pages import decode_page_token, encode_page_token, page_size
 from atoll.common.server import Context
+from atoll.common.structs import object_of
 from atoll.registry.messages import fit_page, scenario_message
 from atoll.registry.scenarios import Scenarios
-from atoll.registry.struct_json import from_struct
 from atoll.registry.types import ScenarioDefinition
 
 MAX_REQUEST_ID = 64
@@ -30,7 +30,7 @@ class ScenarioRpc(ScenarioServiceServicer):
         definition = ScenarioDefinition(
             scenario_id=request.scenario_id,
             family=request.family,
-            options=from_struct(request.options, "options"),
+            options=object_of(request.options, "options"),
             base_model=request.base_model,
             max_staleness=request.max_staleness,
         )

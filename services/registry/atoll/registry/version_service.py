@@ -8,9 +8,9 @@ from atoll.api.registry.v1.version_service_pb2_grpc import VersionServiceService
 from atoll.common.errors import InvalidInput
 from atoll.common.pages import decode_page_token, encode_page_token, page_size
 from atoll.common.server import Context
+from atoll.common.structs import object_of
 from atoll.registry.chain import Chain
 from atoll.registry.messages import OPERATION_FROM_PROTO, fit_page, version_message
-from atoll.registry.struct_json import from_struct
 from atoll.registry.types import VersionContent
 from atoll.registry.watch import CommitSignal, watch
 
@@ -37,7 +37,7 @@ class VersionRpc(VersionServiceServicer):
             checkpoint_digest=request.checkpoint_digest or None,
             consumed_sample_ids=tuple(request.consumed_sample_ids),
             metrics=dict(request.metrics),
-            family_state=from_struct(request.family_state, "family_state"),
+            family_state=object_of(request.family_state, "family_state"),
         )
         version = await asyncio.to_thread(self._chain.commit, content)
         self._committed()
