@@ -1,14 +1,25 @@
 """The gateway without its HTTP side: what is built once, started, and stopped in reverse."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import grpc
+import structlog
+from atoll.api.gateway.v1 import report_service_pb2_grpc, sample_service_pb2_grpc
+from atoll.common.channels import open_channel
+from atoll.common.errors import AtollError
+from atoll.common.server import GrpcServer
+from atoll.gateway import rpc_reports, rpc_samples
+from atoll.gateway.database import Database
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.report_intake import ReportIntake
 from atoll.gateway.sample_store import SampleStore
 from atoll.gateway.sample_writer import SampleWriter
 from atoll.gateway.scenarios import ScenarioDirectory
 from atoll.gateway.settings import GatewaySettings
+from atoll.gateway.trainer_client import TrainerClient
 from atoll.gateway.training_queue import TrainingQueue
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -20,27 +31,73 @@ class Gateway:
     await reports.create(NewReport) -> ReportAnswer
     await samples.get(scenario, receipt) -> PackedSample
     await scenarios.get(scenario) -> BoundScenario       SCENARIO_NOT_FOUND, SERVICE_UNAVAILABLE
-    await scenarios.list() -> list[BoundScenario]
+    await scenarios.list() -> list[BoundScenario]        and scenarios.failed() -> {scenario: why}
     scenarios.head(scenario) -> Head | None              the newest version as last heard
     await training.status() -> TrainingStatus            queue, last training error, heads
+    registry                                             the channel, for other calls of the registry
     """
 
+    database: Database
+    registry: grpc.aio.Channel
     receipts: Receipts
     writer: SampleWriter
-    reports: ReportIntake
     samples: SampleStore
     scenarios: ScenarioDirectory
+    reports: ReportIntake
     training: TrainingQueue
+    server: GrpcServer
+    channels: tuple[grpc.aio.Channel, ...] = field(repr=False)
 
     async def start(self) -> None:
-        """Serves gRPC and takes up open batches."""
-        raise NotImplementedError
+        """Serves gRPC and takes up open batches. Raises BadConfiguration when the port is taken."""
+        try:
+            await self.scenarios.list()
+        except AtollError as error:
+            # The registry may start later; a scenario is bound when it is first asked for.
+            log.warning("scenarios not read at start", error=error.message)
+        self.training.start()
+        await self.server.start([rpc_samples.SERVICE_NAME, rpc_reports.SERVICE_NAME])
+        log.info("gRPC serving", port=self.server.port)
 
     async def stop(self) -> None:
         """Drains: calls in progress end, every accepted sample is stored."""
-        raise NotImplementedError
+        await self.server.stop()
+        await self.training.stop()
+        await self.scenarios.stop()
+        await self.writer.stop()
+        for channel in self.channels:
+            await channel.close()
+        self.database.close()
 
 
 def build_gateway(settings: GatewaySettings) -> Gateway:
-    """Opens the database (migrating it forward). Call it in a running event loop. Raises BadConfiguration."""
-    raise NotImplementedError
+    """Opens the database, migrating it forward. Call it in a running event loop. Raises BadConfiguration."""
+    database = Database(settings.database_url)
+    registry = open_channel(settings.registry, settings.token_text)
+    channels = [registry]
+    trainer: TrainerClient | None = None
+    if settings.trainer is not None:
+        channels.append(open_channel(settings.trainer, settings.token_text))
+        trainer = TrainerClient(channels[-1])
+    receipts = Receipts(database.key("receipts"))
+    scenarios = ScenarioDirectory(registry)
+    samples = SampleStore(database, receipts)
+    training = TrainingQueue(database, trainer, scenarios)
+    reports = ReportIntake(database, receipts, scenarios, on_batch=training.wake)
+    server = GrpcServer(settings.host, settings.grpc_port, settings.token_text)
+    sample_service_pb2_grpc.add_SampleServiceServicer_to_server(
+        rpc_samples.SampleServicer(samples, scenarios), server.grpc
+    )
+    report_service_pb2_grpc.add_ReportServiceServicer_to_server(rpc_reports.ReportServicer(reports), server.grpc)
+    return Gateway(
+        database=database,
+        registry=registry,
+        receipts=receipts,
+        writer=SampleWriter(database),
+        samples=samples,
+        scenarios=scenarios,
+        reports=reports,
+        training=training,
+        server=server,
+        channels=tuple(channels),
+    )

@@ -2,8 +2,9 @@
 
 import secrets
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -36,6 +37,9 @@ class Database:
     def __init__(self, url: str) -> None:
         """Opens the database and migrates it forward. Raises BadConfiguration."""
         self.engine = _open(url)
+        # SQLite has one writer at a time and lets the others poll for their turn; here they queue.
+        is_sqlite = self.engine.dialect.name == "sqlite"
+        self._turn: AbstractContextManager[object] = threading.Lock() if is_sqlite else nullcontext()
         try:
             self._migrate()
         except DBAPIError as error:
@@ -48,7 +52,7 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that may write, committed at the end. Raises AtollError(STORAGE_FULL), Unavailable."""
-        with translated_failures(), self.engine.connect() as connection, connection.begin():
+        with self._turn, translated_failures(), self.engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager

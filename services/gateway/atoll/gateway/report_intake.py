@@ -1,14 +1,164 @@
-"""Takes reports: one transaction checks, records, and forms the batch that a report completes."""
+"""Takes reports: one transaction checks, records, and forms the batch that a report completes.
 
-from atoll.gateway.records import NewReport, ReportAnswer
+```
+create() -> replayed? -> receipts pending? -> family's contract -> stored -> family's rule -> batch reserved -> job id
+```
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+from atoll.common.names import new_id
+from atoll.families.batching import ReportView
+from atoll.gateway.batching import form_batches
+from atoll.gateway.database import Database, lock_scenario, microseconds, moment_of
+from atoll.gateway.receipts import Receipts
+from atoll.gateway.records import NewReport, Report, ReportAnswer
+from atoll.gateway.report_checks import checked_report, reportable_versions
+from atoll.gateway.request_replay import FirstAnswer, RequestKey, body_digest, first_answer, keep_answer
+from atoll.gateway.sample_store import receipts_of
+from atoll.gateway.scenarios import BoundScenario, ScenarioDirectory
+from atoll.gateway.tables import report_receipts, reports
+from sqlalchemy import Connection, insert, select
+from sqlalchemy.exc import IntegrityError
+
+log = structlog.get_logger(__name__)
+
+METHOD = "CreateReport"
+MAX_TRIES = 3
+"""Two gateways may collide on a unique key where the database locks rows; the next try sees what the other did."""
 
 
 class ReportIntake:
     """The same for HTTP and gRPC."""
 
+    def __init__(
+        self,
+        database: Database,
+        receipts: Receipts,
+        scenarios: ScenarioDirectory,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_batch: called in the event loop after a batch became durable."""
+        self._database = database
+        self._receipts = receipts
+        self._scenarios = scenarios
+        self._on_batch = on_batch
+
     async def create(self, report: NewReport) -> ReportAnswer:
         """Records a report. Nothing is stored on a refusal.
 
-        Raises what ReportService.CreateReport lists.
+        Raises InvalidInput(INVALID_FIELD, REPORT_REFUSED), NotFound(SCENARIO_NOT_FOUND, RECEIPT_NOT_FOUND),
+        Conflict(RECEIPT_NOT_RECORDED, ALREADY_CONSUMED, SAMPLE_NOT_EXACT, REQUEST_ID_REUSED),
+        AtollError(STORAGE_FULL), Unavailable.
         """
-        raise NotImplementedError
+        bound = await self._scenarios.get(report.scenario)
+        answer, formed = await asyncio.to_thread(self._record, bound, checked_report(report))
+        log.info(
+            "report",
+            scenario=report.scenario,
+            report=answer.report.report_id,
+            receipts=len(answer.report.receipts),
+            job=answer.job_id,
+        )
+        if formed:
+            self._on_batch()
+        return answer
+
+    def _record(self, bound: BoundScenario, report: NewReport) -> tuple[ReportAnswer, bool]:
+        for attempt in range(1, MAX_TRIES + 1):
+            try:
+                with self._database.writing() as connection:
+                    return self._record_in(connection, bound, report)
+            except IntegrityError:
+                if attempt == MAX_TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _record_in(self, connection: Connection, bound: BoundScenario, report: NewReport) -> tuple[ReportAnswer, bool]:
+        """The answer, and whether a batch was formed."""
+        now = datetime.now(UTC)
+        key = RequestKey(
+            scenario=report.scenario,
+            method=METHOD,
+            request_id=report.request_id,
+            body=body_digest(
+                {
+                    "receipts": list(report.receipts),
+                    "score": report.score,
+                    "feedback": report.feedback,
+                    "metadata": dict(report.metadata),
+                }
+            ),
+        )
+        lock_scenario(connection, report.scenario)
+        known = first_answer(connection, key, now)
+        if known is not None:
+            return ReportAnswer(_read_report(connection, known.report_id), known.job_id), False
+        versions = reportable_versions(connection, self._receipts, report)
+        recorded = Report(
+            scenario=report.scenario,
+            report_id=new_id(),
+            receipts=report.receipts,
+            score=report.score,
+            feedback=report.feedback,
+            metadata=report.metadata,
+            # As it is stored, so that the answer and a later reading agree.
+            created_at=moment_of(microseconds(now)),
+        )
+        bound.family.batching.validate(_view(recorded, versions))
+        _store_report(connection, recorded, versions)
+        batches = form_batches(connection, bound, now)
+        job_id = next((b.job_id for b in batches if any(r.report_id == recorded.report_id for r in b.rows)), "")
+        keep_answer(connection, key, FirstAnswer(recorded.report_id, job_id), now)
+        return ReportAnswer(recorded, job_id), bool(batches)
+
+
+def _view(report: Report, versions: tuple[str, ...]) -> ReportView:
+    return ReportView(
+        report_id=report.report_id,
+        receipts=report.receipts,
+        score=report.score,
+        created_at=report.created_at,
+        feedback=report.feedback,
+        metadata=report.metadata,
+        weight_versions=versions,
+    )
+
+
+def _store_report(connection: Connection, report: Report, versions: tuple[str, ...]) -> None:
+    connection.execute(
+        insert(reports).values(
+            {
+                reports.c.report_id: report.report_id,
+                reports.c.scenario: report.scenario,
+                reports.c.score: report.score,
+                reports.c.feedback: report.feedback,
+                reports.c.metadata: dict(report.metadata),
+                reports.c.created_us: microseconds(report.created_at),
+                reports.c.epoch: 0,
+            }
+        )
+    )
+    connection.execute(
+        insert(report_receipts),
+        [
+            {"receipt": receipt, "report_id": report.report_id, "ordinal": ordinal, "weight_version": version}
+            for ordinal, (receipt, version) in enumerate(zip(report.receipts, versions, strict=True))
+        ],
+    )
+
+
+def _read_report(connection: Connection, report_id: str) -> Report:
+    row = connection.execute(select(reports).where(reports.c.report_id == report_id)).one()
+    return Report(
+        scenario=row.scenario,
+        report_id=row.report_id,
+        receipts=receipts_of(connection, [report_id])[report_id],
+        score=row.score,
+        feedback=row.feedback,
+        metadata=row._mapping[reports.c.metadata],
+        created_at=moment_of(row.created_us),
+    )

@@ -60,7 +60,7 @@ def check_sample(sample: NewSample) -> None:
 def _check_candidates(sample: NewSample, refuse: Refuse, shaped: Shaped) -> None:
     ids, log_probs = sample.top_k_ids, sample.top_k_log_probs
     if ids is None or log_probs is None:
-        if ids is not log_probs:
+        if (ids is None) != (log_probs is None):
             refuse("top_k_ids", "and top_k_log_probs come together or not at all")
         return
     if ids.ndim != 2 or ids.shape[1] < 1:

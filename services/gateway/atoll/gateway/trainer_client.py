@@ -1,0 +1,89 @@
+"""Takes one training job to its end: submit, watch, and say what the trainer said."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+from atoll.api.errors.v1 import errors_pb2
+from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_pb2_grpc
+from atoll.common.errors import REASON_PREFIX, InvalidInput, Unavailable
+from atoll.common.rpc_errors import from_rpc_error
+from atoll.common.structs import struct_from
+from atoll.gateway.records import Batch, BatchState, JobOutcome
+
+SUBMIT_SECONDS = 30.0
+SILENCE_SECONDS = 30.0
+"""A watch that is silent for three heartbeats is taken for broken: submitting again is harmless."""
+
+_ENDED = {
+    job_pb2.JOB_STATE_COMMITTED: BatchState.COMMITTED,
+    job_pb2.JOB_STATE_SERVED: BatchState.COMMITTED,
+    job_pb2.JOB_STATE_DROPPED: BatchState.DROPPED,
+    job_pb2.JOB_STATE_REFUSED: BatchState.REFUSED,
+    job_pb2.JOB_STATE_FAILED: BatchState.FAILED,
+    job_pb2.JOB_STATE_CANCELLED: BatchState.CANCELLED,
+}
+"""States after which the batch is settled. COMMITTED is the commit point: publishing never undoes it."""
+
+
+class TrainerClient:
+    """One trainer. Example: TrainerClient(open_channel("127.0.0.1:7200", token))"""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._trainer = trainer_service_pb2_grpc.TrainerServiceStub(channel)
+
+    async def run(self, batch: Batch, on_change: Callable[[job_pb2.Job], None]) -> JobOutcome:
+        """Returns how the job ended. Repeatable at any time: the job id names the batch.
+
+        on_change: told the job after every change. Raises Unavailable or another AtollError when the trainer does not
+        answer or forgot the job; then run it again. A job that the trainer refuses to queue is REFUSED.
+        """
+        request = trainer_service_pb2.SubmitJobRequest(
+            job_id=batch.job_id,
+            scenario=batch.scenario,
+            family=batch.family,
+            options=struct_from(batch.options),
+            sample_ids=[row.receipt for row in batch.rows],
+        )
+        try:
+            job = (await self._trainer.SubmitJob(request, timeout=SUBMIT_SECONDS)).job
+            on_change(job)
+            if job.state in _ENDED:
+                return outcome_of(job)
+            return await self._watch(batch.job_id, on_change)
+        except grpc.RpcError as error:
+            refusal = from_rpc_error(error)
+            permanent = isinstance(refusal, InvalidInput) or refusal.reason == errors_pb2.REASON_JOB_ID_REUSED
+            if not permanent:
+                raise refusal from None
+            return JobOutcome(BatchState.REFUSED, f"{refusal.code}: {refusal.message}")
+
+    async def _watch(self, job_id: str, on_change: Callable[[job_pb2.Job], None]) -> JobOutcome:
+        watch = self._trainer.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id))
+        try:
+            while True:
+                answer = await asyncio.wait_for(watch.read(), SILENCE_SECONDS)
+                if not isinstance(answer, trainer_service_pb2.WatchJobResponse):
+                    raise Unavailable(f"the trainer ended the watch of {job_id} before the job was final")
+                on_change(answer.job)
+                if answer.job.state in _ENDED:
+                    return outcome_of(answer.job)
+        except TimeoutError:
+            raise Unavailable(f"the trainer said nothing about {job_id} for {SILENCE_SECONDS:.0f} s") from None
+        finally:
+            watch.cancel()
+
+
+def outcome_of(job: job_pb2.Job) -> JobOutcome:
+    """What a job in one of its ending states means. A job that made a version needs no reason."""
+    state = _ENDED[job.state]
+    if state is BatchState.COMMITTED:
+        return JobOutcome(state, version=job.version if job.HasField("version") else None)
+    code = errors_pb2.Reason.Name(job.reason).removeprefix(REASON_PREFIX).lower()
+    rejected = f" (samples {', '.join(job.rejected_sample_ids)})" if job.rejected_sample_ids else ""
+    return JobOutcome(state, f"{code}: {job.message}{rejected}")
+
+
+def state_word(job: job_pb2.Job) -> str:
+    """Example: "running"."""
+    return job_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()
