@@ -45,7 +45,12 @@ def build_model(architecture: Architecture, settings: MegatronSettings, device: 
         # Losses arrive divided by whole-step facts: micro-batches and ranks add up, nothing averages.
         calculate_per_token_loss=True,
         use_cpu_initialization=True,
-        perform_initialization=False,
+        # The weights come from a file, but only this marks parameters as split over ranks: without the marks a split
+        # parameter counts once, not once a rank, in the gradient norm. Zeros are the cheapest start.
+        perform_initialization=True,
+        init_method=torch.nn.init.zeros_,
+        output_layer_init_method=torch.nn.init.zeros_,
+        embedding_init_method=torch.nn.init.zeros_,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

@@ -1,0 +1,227 @@
+"""Whole jobs through a booted trainer, with every service around it faked and failing on demand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from atoll.api.errors.v1 import errors_pb2
+from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2
+from atoll.common.errors import AtollError, Unavailable
+from atoll.trainer.backend import StepRefused
+
+from tests.fakes.samples import FakeSample
+from tests.trainer.world import World, pair, until, world
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as made:
+        yield made
+
+
+async def weights_after(directory: Path, jobs: int) -> str:
+    """The weights that an undisturbed trainer reaches."""
+    directory.mkdir()
+    async with world(directory) as calm:
+        stub = await calm.start()
+        for number in range(jobs):
+            await stub.SubmitJob(calm.job(f"job-{number}", pair(f"s{number}", versions=(f"1:{number}",))))
+            assert (await until(stub, f"job-{number}")).state == job_pb2.JOB_STATE_SERVED
+        return (calm.registry.model_of(jobs) / "weights.json").read_text()
+
+
+async def test_a_job_goes_through_every_phase_and_ends_served(here: World) -> None:
+    stub = await here.start()
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    job = await until(stub, "job-0")
+    assert (job.state, job.version, job.attempt) == (job_pb2.JOB_STATE_SERVED, 1, 1)
+    assert here.engine.served == "1:1"
+    assert here.engine.updates == [(here.registry.model_of(1), "1:1")]
+    version = here.registry.versions[1]
+    assert list(version.consumed_sample_ids) == ["a-0", "a-1"]
+    assert version.checkpoint_digest
+    metrics = version.metrics
+    assert metrics["reward/mean"] == 0.5
+    assert metrics["staleness/samples_fresh"] == 2
+    assert metrics["train/tokens"] == 8
+    assert metrics["train/learning_rate"] == 1e-3
+    assert {"train/loss", "train/grad_norm"} <= set(metrics)
+    phases = ("pull", "admit", "score", "prepare", "train", "export", "hash", "seal")
+    assert {f"perf/{phase}_seconds" for phase in phases} <= set(metrics)
+
+
+async def test_a_fresh_trainer_goes_on_from_the_heads_checkpoint_as_if_it_had_not_stopped(
+    here: World, tmp_path: Path
+) -> None:
+    for number in range(3):
+        stub = await here.start()
+        await stub.SubmitJob(here.job(f"job-{number}", pair(f"s{number}", versions=(f"1:{number}",))))
+        assert (await until(stub, f"job-{number}")).state == job_pb2.JOB_STATE_SERVED
+    assert (here.registry.model_of(3) / "weights.json").read_text() == await weights_after(tmp_path / "calm", 3)
+
+
+async def test_a_committed_job_is_answered_from_the_registry_by_a_fresh_trainer(here: World) -> None:
+    stub = await here.start()
+    submission = here.job("job-0", pair("a"))
+    await stub.SubmitJob(submission)
+    await until(stub, "job-0")
+    stub = await here.start()
+    answered = (await stub.SubmitJob(submission)).job
+    assert answered.state in (job_pb2.JOB_STATE_COMMITTED, job_pb2.JOB_STATE_SERVED)
+    assert answered.version == 1
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+    assert here.backend.trained_jobs == 0
+    assert len(here.registry.versions) == 2
+
+
+async def test_a_crash_in_mid_step_is_another_attempt_from_the_head(here: World, tmp_path: Path) -> None:
+    stub = await here.start()
+    here.backend.before["second_step"] = [here.backend.crash]
+    await stub.SubmitJob(here.job("job-0", pair("s0")))
+    job = await until(stub, "job-0")
+    assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, 2)
+    assert len(here.backend.loads) == 2
+    assert (here.registry.model_of(1) / "weights.json").read_text() == await weights_after(tmp_path / "calm", 1)
+
+
+async def test_a_job_that_crashes_three_times_fails_and_the_next_one_trains(here: World) -> None:
+    stub = await here.start()
+    here.backend.before["train"] = [here.backend.crash] * 3
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await stub.SubmitJob(here.job("job-1", pair("b")))
+    failed = await until(stub, "job-0")
+    assert (failed.state, failed.reason) == (job_pb2.JOB_STATE_FAILED, errors_pb2.REASON_TRAINING_CRASHED)
+    assert (await until(stub, "job-1")).state == job_pb2.JOB_STATE_SERVED
+    assert [version.job_id for version in here.registry.versions] == ["", "job-1"]
+    again = (await stub.SubmitJob(here.job("job-0", pair("a")))).job
+    assert again.state == job_pb2.JOB_STATE_FAILED
+
+
+async def test_a_registry_that_is_away_is_asked_again_and_the_step_is_not_taken_twice(here: World) -> None:
+    stub = await here.start()
+    away = Unavailable("away")
+    for method in ("StageArtifact", "SealArtifact", "CommitVersion"):
+        here.registry.refusals[method] = [away] * 8
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+    assert here.backend.trained_jobs == 1
+
+
+async def test_a_commit_whose_answer_is_lost_is_found_in_the_chain(here: World) -> None:
+    stub = await here.start()
+    here.registry.after["CommitVersion"] = lambda: here.registry.refusals.update(GetVersion=[Unavailable("gone")] * 9)
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).version == 1
+    assert here.backend.trained_jobs == 1
+
+
+async def test_when_the_head_moved_before_the_commit_the_job_is_admitted_anew(here: World) -> None:
+    stub = await here.start()
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await until(stub, "job-0")
+    here.backend.before["stage"] = [lambda: here.registry.append("job-other", like=1) and None]
+    await stub.SubmitJob(here.job("job-1", pair("b", versions=("1:1",))))
+    # The other version has the content of version 1, so the samples of 1:1 still have lag 0.
+    job = await until(stub, "job-1")
+    assert (job.state, job.version) == (job_pb2.JOB_STATE_SERVED, 3)
+    assert here.backend.trained_jobs == 3
+
+
+async def test_a_job_that_another_trainer_committed_is_adopted_and_its_version_loaded(here: World) -> None:
+    stub = await here.start()
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await until(stub, "job-0")
+    here.backend.before["stage"] = [lambda: here.registry.append("job-1", ("b-0", "b-1"), like=1) and None]
+    await stub.SubmitJob(here.job("job-1", pair("b", versions=("1:1",))))
+    assert (await until(stub, "job-1")).version == 2
+    await stub.SubmitJob(here.job("job-2", pair("c", versions=("1:2",))))
+    assert (await until(stub, "job-2")).version == 3
+    assert here.backend.loads[-1] == here.registry.model_of(2)
+
+
+async def test_a_full_store_defers_the_job_which_goes_on_by_itself(here: World) -> None:
+    stub = await here.start()
+    full = AtollError("no room", reason=errors_pb2.REASON_STORAGE_FULL)
+    here.registry.refusals["SealArtifact"] = [full] * 3
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    deferred = await until(stub, "job-0", job_pb2.JOB_STATE_DEFERRED)
+    assert (deferred.reason, deferred.message) == (errors_pb2.REASON_STORAGE_FULL, "no room")
+    job = await until(stub, "job-0")
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_SERVED, errors_pb2.REASON_UNSPECIFIED)
+    assert here.backend.trained_jobs == 1
+
+
+async def test_a_stale_batch_is_dropped_with_the_samples_and_versions_seen(here: World) -> None:
+    stub = await here.start()
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await until(stub, "job-0")
+    stale = pair("b", versions=("1:0",))
+    await stub.SubmitJob(here.job("job-1", [stale[0], *pair("b", versions=("1:1",))[1:]]))
+    job = await until(stub, "job-1")
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_DROPPED, errors_pb2.REASON_STALE_SAMPLE)
+    assert list(job.rejected_sample_ids) == ["b-0"]
+    assert "1:0" in job.message and "b-0" in job.message
+    assert here.backend.trained_jobs == 1
+
+
+async def test_bad_rows_are_refused_naming_the_sample(here: World) -> None:
+    stub = await here.start()
+    bad = FakeSample("b-9", score=1.0, group="b", tokens=(5, 6, 7, 5000))
+    await stub.SubmitJob(here.job("job-0", [*pair("b")[:1], bad]))
+    job = await until(stub, "job-0")
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_REFUSED, errors_pb2.REASON_BATCH_REFUSED)
+    assert list(job.rejected_sample_ids) == ["b-9"]
+
+
+async def test_a_step_that_is_not_finite_refuses_the_job_and_the_head_is_loaded_again(here: World) -> None:
+    stub = await here.start()
+
+    def refuse() -> None:
+        raise StepRefused("sample a-1: loss is nan", ("a-1",), steps_taken=1)
+
+    here.backend.before["second_step"] = [refuse]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    job = await until(stub, "job-0")
+    assert (job.state, list(job.rejected_sample_ids)) == (job_pb2.JOB_STATE_REFUSED, ["a-1"])
+    await stub.SubmitJob(here.job("job-1", pair("b")))
+    assert (await until(stub, "job-1")).state == job_pb2.JOB_STATE_SERVED
+    assert len(here.backend.loads) == 2
+
+
+async def test_a_pull_that_breaks_is_repeated_from_the_start(here: World) -> None:
+    stub = await here.start()
+    here.samples.refusals = [Unavailable("gone"), Unavailable("gone")]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+    assert here.samples.refusals == []
+
+
+async def test_a_running_job_that_is_cancelled_leaves_no_version_and_no_trace_in_the_weights(here: World) -> None:
+    stub = await here.start()
+    loop = asyncio.get_running_loop()
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(entered.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
+
+    here.backend.before["second_step"] = [hold]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await entered.wait()
+    cancelled = (await stub.CancelJob(trainer_service_pb2.CancelJobRequest(job_id="job-0"))).job
+    assert (cancelled.state, cancelled.reason) == (job_pb2.JOB_STATE_CANCELLED, errors_pb2.REASON_JOB_CANCELLED)
+    go_on.set()
+    await stub.SubmitJob(here.job("job-1", pair("b")))
+    assert (await until(stub, "job-1")).version == 1
+    assert len(here.backend.loads) == 2
+
+
+async def test_a_served_job_cannot_be_cancelled(here: World) -> None:
+    stub = await here.start()
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await until(stub, "job-0")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.CancelJob(trainer_service_pb2.CancelJobRequest(job_id="job-0"))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION

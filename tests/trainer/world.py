@@ -1,0 +1,128 @@
+"""A trainer with fakes around it, in one process and behind real gRPC and HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.api.gateway.v1 import sample_service_pb2_grpc
+from atoll.api.registry.v1 import (
+    artifact_service_pb2_grpc,
+    scenario_service_pb2_grpc,
+    version_service_pb2_grpc,
+)
+from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_pb2_grpc
+from atoll.common import structs
+from atoll.common.channels import open_channel
+from atoll.common.server import GrpcServer
+from atoll.trainer.driver import RunningTrainer, boot
+from atoll.trainer.settings import TrainerSettings
+from pydantic import JsonValue
+
+from tests.fakes.backend import FakeBackend, write_model
+from tests.fakes.publish_engine import FakeEngine
+from tests.fakes.registry import FakeRegistry
+from tests.fakes.samples import FakeSample, FakeSamples
+
+OPTIONS: dict[str, JsonValue] = {"groups_per_step": 1, "n_samples_per_prompt": 2}
+RATE = 1e-3
+
+
+def pair(
+    name: str, *, versions: tuple[str, ...] = ("1:0",), tokens: tuple[int, ...] = (5, 6, 7, 8)
+) -> list[FakeSample]:
+    """A batch of one group: two samples, one rewarded."""
+    return [
+        FakeSample(f"{name}-{n}", score=float(n), group=name, weight_versions=versions, tokens=tokens) for n in range(2)
+    ]
+
+
+@dataclass
+class World:
+    """Everything a trainer talks to. `start` may be called again: a fresh trainer over the same registry."""
+
+    registry: FakeRegistry
+    samples: FakeSamples
+    engine: FakeEngine
+    settings: TrainerSettings
+    stack: AsyncExitStack
+    backend: FakeBackend
+    trainer: RunningTrainer | None = None
+    trainer_stack: AsyncExitStack | None = None
+
+    async def start(self) -> trainer_service_pb2_grpc.TrainerServiceStub:
+        await self.stop()
+        self.backend = FakeBackend()
+        return await self.boot()
+
+    async def boot(self) -> trainer_service_pb2_grpc.TrainerServiceStub:
+        """Boots with the backend as it is."""
+        self.trainer_stack = AsyncExitStack()
+        self.trainer = await boot(self.settings, self.backend, self.trainer_stack)
+        channel = await self.trainer_stack.enter_async_context(open_channel(f"127.0.0.1:{self.trainer.server.port}"))
+        return trainer_service_pb2_grpc.TrainerServiceStub(channel)
+
+    async def stop(self) -> None:
+        if self.trainer_stack is not None:
+            await self.trainer_stack.aclose()
+            self.trainer_stack = None
+
+    def job(self, job_id: str, batch: Sequence[FakeSample]) -> trainer_service_pb2.SubmitJobRequest:
+        """Makes the gateway know a batch, and the submission of it."""
+        self.samples.batches[job_id] = batch
+        return trainer_service_pb2.SubmitJobRequest(
+            job_id=job_id,
+            scenario="chat",
+            family="grpo",
+            options=structs.struct_from(OPTIONS),
+            sample_ids=[sample.sample_id for sample in batch],
+        )
+
+
+@asynccontextmanager
+async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]:
+    """The fakes, started; no trainer yet."""
+    async with AsyncExitStack() as stack:
+        registry = FakeRegistry(directory / "store", "chat", "grpo", OPTIONS, max_staleness)
+        (directory / "store").mkdir()
+        registry.create(lambda base: write_model(base, [1.0, 2.0, 3.0]))
+        samples, engine = FakeSamples(), FakeEngine()
+        await engine.start()
+        stack.push_async_callback(engine.stop)
+        server = GrpcServer("127.0.0.1", 0, None)
+        scenario_service_pb2_grpc.add_ScenarioServiceServicer_to_server(registry, server.grpc)
+        version_service_pb2_grpc.add_VersionServiceServicer_to_server(registry, server.grpc)
+        artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(registry, server.grpc)
+        sample_service_pb2_grpc.add_SampleServiceServicer_to_server(samples, server.grpc)
+        await server.start(["atoll.api.registry.v1.VersionService"])
+        stack.push_async_callback(server.stop)
+        address = f"127.0.0.1:{server.port}"
+        settings = TrainerSettings(
+            port=0,
+            scenario="chat",
+            registry=address,
+            gateway=address,
+            engines=(engine.base_url,),
+            run_dir=directory / "run",
+            learning_rate=RATE,
+            publish_poll_s=0.05,
+            retry_initial_s=0.01,
+            retry_max_s=0.05,
+        )
+        here = World(registry, samples, engine, settings, stack, FakeBackend())
+        try:
+            yield here
+        finally:
+            await here.stop()
+
+
+async def until(
+    stub: trainer_service_pb2_grpc.TrainerServiceStub, job_id: str, *states: job_pb2.JobState.ValueType
+) -> job_pb2.Job:
+    """The job once it is in one of the states (any final one when none is given); fails after 10 seconds."""
+    async with asyncio.timeout(10):
+        async for reply in stub.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id)):
+            if reply.job.state in states:
+                return reply.job
+    return reply.job
