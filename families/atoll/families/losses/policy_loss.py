@@ -30,7 +30,7 @@ class LossResult:
     """One micro-batch's part of an optimizer step. All sums are over this rank's tokens only."""
 
     loss: Tensor
-    """float64 scalar with gradient: add over micro-batches, data- and context-parallel ranks, not tensor-parallel ones."""
+    """float64 scalar with gradient: add over micro-batches and over data- and context-parallel ranks."""
     metrics: Mapping[str, Tensor]
     """Detached float64 scalars, to be added up like the loss; the same keys in every micro-batch."""
     bad_rows: Tensor
