@@ -181,7 +181,7 @@ def _replayed(committed: Version, content: VersionContent) -> Version:
         return committed
     first, second = committed.content, content
     pairs = {
-        "parent": (first.parent, second.parent),
+        "expected_parent": (first.parent, second.parent),
         "operation": (first.operation, second.operation),
         "family": (first.family, second.family),
         "model_digest": (first.model_digest, second.model_digest),

@@ -54,7 +54,8 @@ def recover(database: Database, store: Store, artifacts: Artifacts, database_fil
             durable.remove_tree(unfinished)
         placed = {entry.name for entry in store.artifacts.iterdir()}
         with database.read() as connection:
-            removed_at = dict(connection.execute(sa.select(_ARTIFACTS.c.digest, _ARTIFACTS.c.removed_at)).t.all())
+            rows = connection.execute(sa.select(_ARTIFACTS.c.digest, _ARTIFACTS.c.removed_at)).all()
+        removed_at = {row.digest: row.removed_at for row in rows}
         for digest in sorted(placed):
             if digest not in removed_at or removed_at[digest] is not None:
                 _decide(store, artifacts, digest)
