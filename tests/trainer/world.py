@@ -21,7 +21,7 @@ from atoll.trainer.settings import TrainerSettings
 from pydantic import JsonValue
 
 from tests.fakes.backend import FakeBackend, write_model
-from tests.fakes.publish_engine import FakeEngine
+from tests.fakes.publish_engine import PublishEngine
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.samples import FakeSample, FakeSamples
 
@@ -44,7 +44,7 @@ class World:
 
     registry: FakeRegistry
     samples: FakeSamples
-    engine: FakeEngine
+    engine: PublishEngine
     settings: TrainerSettings
     stack: AsyncExitStack
     backend: FakeBackend
@@ -87,7 +87,7 @@ async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]
         registry = FakeRegistry(directory / "store", "chat", "grpo", OPTIONS, max_staleness)
         (directory / "store").mkdir()
         registry.create(lambda base: write_model(base, [1.0, 2.0, 3.0]))
-        samples, engine = FakeSamples(), FakeEngine()
+        samples, engine = FakeSamples(), PublishEngine()
         await engine.start()
         stack.push_async_callback(engine.stop)
         server = GrpcServer("127.0.0.1", 0, None)

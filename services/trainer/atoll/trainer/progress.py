@@ -34,6 +34,7 @@ class Progress:
     body: JobBody
     crashes: int = 0
     restages: int = 0
+    failed_loads: int = 0
     trained_from: int | None = None
     staged: StagedArtifacts | None = None
     new_state: FamilyState = field(default_factory=dict)

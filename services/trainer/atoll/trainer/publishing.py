@@ -76,7 +76,7 @@ class Publisher:
 
     async def _follow(self, engine: Engine) -> None:
         seen = self._seen[engine.base_url]
-        pause_s = self._patience.initial_s
+        failures = 0
         while True:
             try:
                 head = await self._patience.ask("head to publish", self._chain.head)
@@ -84,13 +84,13 @@ class Publisher:
             except AtollError as error:
                 seen.version = None
                 log.warning("engine does not serve the head, trying again", engine=engine.base_url, error=error.message)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._patience.max_s)
+                await asyncio.sleep(self._patience.pause_s(failures))
+                failures += 1
                 continue
             if seen.version != head.weight_version:
                 log.info("engine serves the head", engine=engine.base_url, weight_version=str(head.weight_version))
             seen.version = head.weight_version
-            pause_s = self._patience.initial_s
+            failures = 0
             number = served_number({url: s.version for url, s in self._seen.items()}, head, self._min_engines)
             if number is not None:
                 await self._on_served(number)

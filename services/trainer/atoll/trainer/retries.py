@@ -20,6 +20,10 @@ class Patience:
     initial_s: float = 0.2
     max_s: float = 15.0
 
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after that many earlier failures, for callers with a loop of their own."""
+        return min(self.initial_s * 2.0 ** min(failures, 30), self.max_s)
+
     async def ask(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """The call's answer, however long it takes. Only Unavailable is asked again; every other error passes."""
 
@@ -27,9 +31,12 @@ class Patience:
             failure = None if state.outcome is None else state.outcome.exception()
             log.warning("asking again", what=what, attempt=state.attempt_number, error=str(failure))
 
+        async def once() -> T:
+            return await call()
+
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(Unavailable),
             wait=wait_random_exponential(multiplier=self.initial_s, max=self.max_s),
             before_sleep=say,
         )
-        return await retrying(call)
+        return await retrying(once)

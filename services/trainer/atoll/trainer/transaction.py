@@ -127,7 +127,7 @@ class JobRunner:
                 log.warning("the head moved, the job starts over", head=situation.head.number)
                 progress.forget_training()
             case Action.LOAD_HEAD:
-                await self._load(situation.head)
+                await self._load(progress, situation.head)
             case Action.TRAIN:
                 await self._train(progress, situation.head)
             case Action.STAGE:
@@ -136,20 +136,18 @@ class JobRunner:
                 await self._commit(progress)
         return False
 
-    async def _load(self, head: ChainVersion) -> None:
-        """Loads the head, for as long as it takes: a head that does not load is no job's fault."""
-        pause_s = self._patience.initial_s
-        while True:
-            try:
-                await self._model.load(head)
-            except AtollError as error:
-                await self._on_trainable(False)
-                log.error("the head does not load, trying again", version=head.number, error=error.message)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._patience.max_s)
-            else:
-                await self._on_trainable(True)
-                return
+    async def _load(self, progress: Progress, head: ChainVersion) -> None:
+        """Loads the head. One that does not load is no job's fault: the job waits, as often as it takes."""
+        try:
+            await self._model.load(head)
+        except AtollError as error:
+            await self._on_trainable(False)
+            log.error("the head does not load, trying again", version=head.number, error=error.message)
+            await asyncio.sleep(self._patience.pause_s(progress.failed_loads))
+            progress.failed_loads += 1
+        else:
+            await self._on_trainable(True)
+            progress.failed_loads = 0
 
     async def _train(self, progress: Progress, head: ChainVersion) -> None:
         body, clock, advance = progress.body, progress.clock, self._queue.advance

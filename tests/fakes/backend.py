@@ -1,0 +1,87 @@
+"""A training backend of three numbers: fast, deterministic, and it crashes when a test says so."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from atoll.families.rows import Float32, Row
+from atoll.families.steps import TrainStep
+from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepReport
+
+
+class FakeBackend:
+    """Weights are a list of three numbers; every optimizer step adds to them what depends on rows, rate and count.
+
+    `before` maps a method's name to hooks, one for each call to come, that run before it does anything: they may raise.
+    """
+
+    def __init__(self) -> None:
+        self.weights: list[float] | None = None
+        self.steps_taken = 0
+        self.loads: list[Path] = []
+        self.trained_jobs = 0
+        self.before: dict[str, list[Callable[[], None]]] = {}
+
+    def load(
+        self, model_directory: Path, checkpoint_directory: Path | None, reference_directory: Path | None
+    ) -> Loaded:
+        self._run_hook("load")
+        self.loads.append(model_directory)
+        self.weights = json.loads((model_directory / "weights.json").read_text())
+        self.steps_taken, state = 0, None
+        if checkpoint_directory is not None:
+            self.steps_taken = json.loads((checkpoint_directory / "optimizer.json").read_text())
+            state = (checkpoint_directory / "driver_state").read_bytes()
+        return Loaded(self.steps_taken, state)
+
+    def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
+        return [np.zeros(row.response_length, dtype=np.float32) for row in rows]
+
+    def train(self, family: FamilyBinding, steps: Sequence[TrainStep], learning_rates: Sequence[float]) -> StepReport:
+        self._run_hook("train")
+        metrics: list[Mapping[str, float]] = []
+        for number, (step, rate) in enumerate(zip(steps, learning_rates, strict=True)):
+            assert self.weights is not None, "train before load"
+            self.steps_taken += 1
+            push = sum(row.weights.policy * float(row.row.tokens.sum()) for row in step.rows)
+            self.weights = [w + rate * push * self.steps_taken for w in self.weights]
+            metrics.append({"loss": push, "grad_norm": abs(push), "learning_rate": rate})
+            if number == 0:
+                self._run_hook("second_step")
+        self.trained_jobs += 1
+        return StepReport(tuple(metrics), {"forward_backward": 0.001})
+
+    def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
+        self._run_hook("stage")
+        assert model_directory is not None and checkpoint_directory is not None
+        write_model(model_directory, self.weights)
+        checkpoint_directory.mkdir()
+        (checkpoint_directory / "optimizer.json").write_text(json.dumps(self.steps_taken))
+        (checkpoint_directory / "driver_state").write_bytes(driver_state)
+
+    def healthy(self) -> bool:
+        return self.weights is not None
+
+    def kill(self) -> None:
+        self.weights = None
+
+    def close(self) -> None:
+        self.weights = None
+
+    def crash(self) -> None:
+        """A hook: the workers die."""
+        self.weights = None
+        raise BackendCrashed(0, "was ended by signal SIGKILL", "")
+
+    def _run_hook(self, method: str) -> None:
+        hooks = self.before.get(method)
+        if hooks:
+            hooks.pop(0)()
+
+
+def write_model(directory: Path, weights: object) -> None:
+    """A model directory as FakeBackend reads it."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 1000}))
+    (directory / "weights.json").write_text(json.dumps(weights))
