@@ -25,7 +25,6 @@ from atoll.families.refusals import option_refused, report_refused
 from atoll.families.rows import (
     Batch,
     Column,
-    ColumnOrigin,
     ColumnSpec,
     Float32,
     Int32,
@@ -33,7 +32,7 @@ from atoll.families.rows import (
     UInt8,
     VersionSpan,
 )
-from atoll.families.run_settings import BackendNeeds, OptionsT, RunSettings
+from atoll.families.run_settings import BackendNeeds, OptionsT_co, RunSettings
 from atoll.families.signal import FamilyState, StepScheduling, StepSignal
 from atoll.families.steps import RowWeights, TrainStep, aggregate
 from pydantic import JsonValue
@@ -150,7 +149,7 @@ class RowContext:
     """There where `needs_prompt_renderer` says so."""
 
 
-class LossFamily(ABC, Generic[OptionsT]):
+class LossFamily(ABC, Generic[OptionsT_co]):
     """Base of every loss family. Subclasses declare the class variables and override what differs.
 
     Errors of every method: InvalidInput, naming the option, field or sample, the value and what is allowed.
@@ -179,13 +178,13 @@ class LossFamily(ABC, Generic[OptionsT]):
     critic_value_mask_key: ClassVar[str | None] = None
     """Column that masks the critic's value loss besides the loss mask."""
 
-    def __init__(self, options: OptionsT) -> None:
+    def __init__(self, options: OptionsT_co) -> None:
         self.options = options
 
     @classmethod
     def from_options(cls, values: Mapping[str, JsonValue]) -> Self:
         """Makes the family from options as they stand in YAML; unknown and ill-typed ones are refused by name."""
-        return cls(cast(OptionsT, cls.Options.from_mapping(cls.name, values)))
+        return cls(cast(OptionsT_co, cls.Options.from_mapping(cls.name, values)))
 
     @classmethod
     def reference(cls) -> str:
@@ -331,8 +330,3 @@ class LossFamily(ABC, Generic[OptionsT]):
     def policy_gradient_weight(self, run: RunSettings) -> PolicyGradientWeight | None:
         """The weight the loss puts on the sampled token's score. Default: none declared, score centering refused."""
         return None
-
-
-def row_columns(family: type[LossFamily[OptionsT]]) -> tuple[ColumnSpec, ...]:
-    """The extra columns that travel with a row, before the batch is prepared."""
-    return tuple(spec for spec in family.columns if spec.origin is ColumnOrigin.ROW)

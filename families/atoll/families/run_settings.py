@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from atoll.families.options import FamilyOptions
 
-OptionsT = TypeVar("OptionsT", bound=FamilyOptions)
+OptionsT_co = TypeVar("OptionsT_co", bound=FamilyOptions, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class BackendNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class HookArgs(Generic[OptionsT]):
+class HookArgs(Generic[OptionsT_co]):
     """The `args` of every objective hook: the family's options and the run they run in."""
 
-    options: OptionsT
+    options: OptionsT_co
     run: RunSettings
