@@ -2,10 +2,17 @@
 
 import hashlib
 import hmac
+import re
 import secrets
 
 _RANDOM_DIGITS = 24
 _CHECK_DIGITS = 8
+_FORM = re.compile(rf"[0-9a-f]{{{_RANDOM_DIGITS + _CHECK_DIGITS}}}")
+
+
+def is_receipt(text: str) -> bool:
+    """Whether the text has a receipt's form."""
+    return _FORM.fullmatch(text) is not None
 
 
 class Receipts:
@@ -26,9 +33,11 @@ class Receipts:
 
     def was_issued(self, scenario: str, receipt: str) -> bool:
         """Whether `issue` made this receipt for this scenario."""
+        if not is_receipt(receipt):
+            return False
         random_part, check = receipt[:_RANDOM_DIGITS], receipt[_RANDOM_DIGITS:]
         expected = self._check(scenario, random_part)
-        return hmac.compare_digest(check.encode(), expected.encode())
+        return hmac.compare_digest(check, expected)
 
     def _check(self, scenario: str, random_part: str) -> str:
         text = f"receipt/{scenario}/{random_part}".encode()

@@ -9,7 +9,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict, InvalidInput
 from atoll.common.structs import check_depth, normalized
 from atoll.common.weight_version import WeightVersion
-from atoll.gateway.receipts import Receipts
+from atoll.gateway.receipts import Receipts, is_receipt
 from atoll.gateway.records import NewReport, SampleState
 from atoll.gateway.sample_packing import unpack_spans
 from atoll.gateway.sample_store import absent_receipt
@@ -101,7 +101,8 @@ def _samples_of(connection: Connection, receipts: Sequence[str]) -> Mapping[str,
         sample_claims.c.job_id,
         report_receipts.c.report_id,
     )
-    rows = connection.execute(query.select_from(joined).where(samples.c.receipt.in_(receipts)))
+    formed = [receipt for receipt in receipts if is_receipt(receipt)]
+    rows = connection.execute(query.select_from(joined).where(samples.c.receipt.in_(formed)))
     return {row.receipt: _Candidate(*row) for row in rows}
 
 

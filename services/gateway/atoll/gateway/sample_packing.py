@@ -7,6 +7,7 @@ import orjson
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.tensor.v1 import tensor_pb2
 from atoll.common.errors import InternalError, InvalidInput
+from atoll.common.structs import check_depth
 from atoll.families.rows import VersionSpan
 from atoll.gateway.database import microseconds, moment_of
 from atoll.gateway.records import NewSample, Sample, SampleState
@@ -36,7 +37,7 @@ class SampleRow(TypedDict):
 
 
 def pack(sample: NewSample) -> SampleRow:
-    """The row of a checked sample. Raises InvalidInput for a request or a text that is not Unicode."""
+    """The row of a checked sample. Raises InvalidInput for a request that no message could carry."""
     parts: list[bytes] = [
         sample.prompt_ids.astype("<i4", copy=False).tobytes(),
         sample.response_ids.astype("<i4", copy=False).tobytes(),
@@ -48,6 +49,7 @@ def pack(sample: NewSample) -> SampleRow:
         top_k = sample.top_k_ids.shape[1]
         parts.append(sample.top_k_ids.astype("<i4", copy=False).tobytes())
         parts.append(sample.top_k_log_probs.astype("<f4", copy=False).tobytes())
+    check_depth(dict(sample.request), "messages")
     try:
         sample.text.encode()
         request, sampling = orjson.dumps(sample.request).decode(), orjson.dumps(sample.sampling).decode()

@@ -8,7 +8,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
 from atoll.common.pages import decode_page_token, encode_page_token, page_size
 from atoll.gateway.database import Database, moment_of
-from atoll.gateway.receipts import Receipts
+from atoll.gateway.receipts import Receipts, is_receipt
 from atoll.gateway.records import PackedSample, Report, Sample, SampleState
 from atoll.gateway.sample_packing import check_size, sample_columns, unpack
 from atoll.gateway.tables import batch_rows, batches, report_receipts, reports, sample_claims, samples
@@ -49,6 +49,9 @@ class SampleStore:
 
     async def get_with_reports(self, scenario: str, receipt: str) -> ReportedPackedSample:
         """The same with the reports about it."""
+
+        if not is_receipt(receipt):
+            raise absent_receipt(self._receipts, scenario, receipt)
 
         def read() -> ReportedPackedSample:
             with self._database.reading() as connection:
@@ -117,9 +120,9 @@ def absent_receipt(receipts: Receipts, scenario: str, receipt: str) -> AtollErro
             reason=errors_pb2.REASON_RECEIPT_NOT_RECORDED,
             field="receipts",
         )
-    shown = receipt if len(receipt) <= 64 else receipt[:64] + "..."
+    shown = ascii(receipt if len(receipt) <= 64 else receipt[:64] + "...")
     return NotFound(
-        f"no sample of scenario {scenario} has receipt {shown!r}",
+        f"no sample of scenario {scenario} has receipt {shown}",
         reason=errors_pb2.REASON_RECEIPT_NOT_FOUND,
         field="receipts",
     )

@@ -49,7 +49,8 @@ class SampleWriter:
         self._max_waiting_bytes = max_waiting_bytes
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """Of the samples that are queued, about."""
         self._room = asyncio.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="sample-writer", daemon=True)
@@ -64,13 +65,13 @@ class SampleWriter:
         check_sample(sample)
         row = pack(sample)
         size = row_bytes(row)
-        while self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
+        while self.waiting_bytes and self.waiting_bytes + size > self._max_waiting_bytes:
             self._room.clear()
             await self._room.wait()
         if self._stopping:
             raise Unavailable("the gateway is stopping; send the request again", reason=errors_pb2.REASON_NOT_READY)
         waiting = _Waiting(row, size, self._loop.create_future())
-        self._waiting_bytes += size
+        self.waiting_bytes += size
         self._queue.put(waiting)
         await asyncio.shield(waiting.done)
 
@@ -125,7 +126,7 @@ class SampleWriter:
 
     def _finish(self, group: Sequence[_Waiting], error: Exception | None) -> None:
         for waiting in group:
-            self._waiting_bytes -= waiting.size
+            self.waiting_bytes -= waiting.size
             if error is None:
                 waiting.done.set_result(None)
             else:

@@ -21,7 +21,7 @@ from atoll.gateway.scenarios import ScenarioDirectory
 from atoll.gateway.tables import batch_rows, batches, reports
 from atoll.gateway.trainer_client import TrainerClient, state_word
 from sqlalchemy import func, select
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +93,10 @@ class TrainingQueue:
         """A batch was formed."""
         self._wake.set()
 
+    def busy(self) -> bool:
+        """Whether a job is being driven."""
+        return any(not driver.done() for driver in self._drivers.values())
+
     async def status(self) -> TrainingStatus:
         """What /atoll/status shows: every scenario that the gateway has heard of."""
         counts = await asyncio.to_thread(self._counts)
@@ -128,7 +132,7 @@ class TrainingQueue:
             log.warning("job not driven, trying again", scenario=scenario, job=known.job_id, error=trouble)
 
         patience = AsyncRetrying(
-            wait=wait_exponential_jitter(initial=0.2, max=RETRY_MAX_SECONDS),
+            wait=wait_random_exponential(multiplier=0.2, max=RETRY_MAX_SECONDS),
             retry=retry_if_exception_type(Exception),
             before_sleep=note_failure,
         )
