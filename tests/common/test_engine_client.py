@@ -1,10 +1,8 @@
 """The client against a real SGLang. Numbers are compared with a float32 forward of the same weights by transformers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,40 +12,22 @@ from atoll.common.engine_types import (
     EngineRefused,
     EngineUnavailable,
     FinishReason,
-    GenerationChunk,
     Ids,
     LogProbs,
     SamplingParams,
     WeightSpan,
 )
 
+from tests.common.engine_replies import PROMPT, TOLERANCE, collect, joined
 from tests.engines import RunningEngine, free_port
 from tests.forward import all_log_probs, log_probs_of
-
-PROMPT = [1, 100, 200, 300, 1023, 2, 7]
-TOLERANCE = 1e-4
-"""float32 sums in another order."""
-
-
-@pytest.fixture
-async def client(student_engine: RunningEngine) -> AsyncIterator[EngineClient]:
-    async with student_engine.client() as client:
-        yield client
-
-
-async def collect(chunks: AsyncIterator[GenerationChunk]) -> list[GenerationChunk]:
-    return [chunk async for chunk in chunks]
-
-
-def joined(chunks: Sequence[GenerationChunk]) -> tuple[Ids, LogProbs]:
-    return np.concatenate([c.token_ids for c in chunks]), np.concatenate([c.log_probs for c in chunks])
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 async def test_sampled_log_probs_are_those_of_a_plain_softmax_at_the_temperature(
-    client: EngineClient, student_engine: RunningEngine, temperature: float, top_p: float, streamed: bool
+    engine_client: EngineClient, student_engine: RunningEngine, temperature: float, top_p: float, streamed: bool
 ) -> None:
     params = SamplingParams(max_new_tokens=24, temperature=temperature, top_p=top_p, ignore_eos=True)
     assert params.exact
@@ -55,9 +35,9 @@ async def test_sampled_log_probs_are_those_of_a_plain_softmax_at_the_temperature
     async def reply(number: int) -> tuple[list[int], Ids, LogProbs]:
         prompt = [*PROMPT, number]
         if streamed:
-            ids, log_probs = joined(await collect(client.generate(prompt, params)))
+            ids, log_probs = joined(await collect(engine_client.generate(prompt, params)))
         else:
-            generation = await client.generate_once(prompt, params)
+            generation = await engine_client.generate_once(prompt, params)
             ids, log_probs = generation.token_ids, generation.log_probs
         return prompt, ids, log_probs
 
@@ -68,10 +48,10 @@ async def test_sampled_log_probs_are_those_of_a_plain_softmax_at_the_temperature
 
 
 async def test_top_k_of_a_reply_are_the_likeliest_tokens_of_the_model(
-    client: EngineClient, student_engine: RunningEngine
+    engine_client: EngineClient, student_engine: RunningEngine
 ) -> None:
     params = SamplingParams(max_new_tokens=40, temperature=0.7, ignore_eos=True)
-    reply = await client.generate_once(PROMPT, params, top_k_log_probs=8)
+    reply = await engine_client.generate_once(PROMPT, params, top_k_log_probs=8)
     expected = all_log_probs(student_engine.model_path, PROMPT, reply.token_ids, 0.7)
     assert reply.top_k is not None
     assert reply.top_k.ids.shape == (40, 8)
@@ -81,10 +61,10 @@ async def test_top_k_of_a_reply_are_the_likeliest_tokens_of_the_model(
 
 
 async def test_choices_of_one_stream_are_told_apart_and_each_is_exact(
-    client: EngineClient, student_engine: RunningEngine
+    engine_client: EngineClient, student_engine: RunningEngine
 ) -> None:
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
-    chunks = await collect(client.generate(PROMPT, params, n=3, top_k_log_probs=2))
+    chunks = await collect(engine_client.generate(PROMPT, params, n=3, top_k_log_probs=2))
     replies = [joined([chunk for chunk in chunks if chunk.index == index]) for index in range(3)]
     assert len({tuple(ids.tolist()) for ids, _ in replies}) == 3
     for ids, log_probs in replies:
@@ -96,10 +76,10 @@ async def test_choices_of_one_stream_are_told_apart_and_each_is_exact(
     ] * 3
 
 
-async def test_a_stop_string_ends_the_reply_and_its_tokens_stay(client: EngineClient) -> None:
-    free = await client.generate_once(PROMPT, SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))
+async def test_a_stop_string_ends_the_reply_and_its_tokens_stay(engine_client: EngineClient) -> None:
+    free = await engine_client.generate_once(PROMPT, SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))
     stop = free.text[len(free.text) // 2 :]
-    reply = await client.generate_once(
+    reply = await engine_client.generate_once(
         PROMPT, SamplingParams(max_new_tokens=64, temperature=0.0, ignore_eos=True, stop=(stop,))
     )
     assert reply.finish.reason is FinishReason.STOP
@@ -108,8 +88,8 @@ async def test_a_stop_string_ends_the_reply_and_its_tokens_stay(client: EngineCl
     assert reply.token_ids.tolist() == free.token_ids.tolist()
 
 
-async def test_the_end_token_is_in_the_ids_with_its_log_prob(client: EngineClient) -> None:
-    reply = await client.generate_once(PROMPT, SamplingParams(max_new_tokens=8, logit_bias={2: 50.0}))
+async def test_the_end_token_is_in_the_ids_with_its_log_prob(engine_client: EngineClient) -> None:
+    reply = await engine_client.generate_once(PROMPT, SamplingParams(max_new_tokens=8, logit_bias={2: 50.0}))
     assert reply.token_ids.tolist() == [2]
     assert reply.finish.reason is FinishReason.STOP
     assert reply.finish.matched == 2
@@ -117,10 +97,10 @@ async def test_the_end_token_is_in_the_ids_with_its_log_prob(client: EngineClien
 
 
 async def test_scores_equal_a_float32_forward_also_for_the_last_token_of_the_vocabulary(
-    client: EngineClient, student_engine: RunningEngine
+    engine_client: EngineClient, student_engine: RunningEngine
 ) -> None:
     response = [1023, 0, 5, 1023, 1, 999]
-    score = await client.score(PROMPT, response, top_k=8)
+    score = await engine_client.score(PROMPT, response, top_k=8)
     expected = all_log_probs(student_engine.model_path, PROMPT, response, 1.0)
     np.testing.assert_allclose(score.log_probs, expected[np.arange(6), response], atol=TOLERANCE)
     assert score.top_k is not None
@@ -130,39 +110,41 @@ async def test_scores_equal_a_float32_forward_also_for_the_last_token_of_the_voc
     assert score.weight_version == "1:0"
 
 
-async def test_every_token_of_the_vocabulary_appears_under_its_own_id_in_a_full_top_k(client: EngineClient) -> None:
-    score = await client.score([3], [4], top_k=1024)
+async def test_every_token_of_the_vocabulary_appears_under_its_own_id_in_a_full_top_k(
+    engine_client: EngineClient,
+) -> None:
+    score = await engine_client.score([3], [4], top_k=1024)
     assert score.top_k is not None
     assert sorted(score.top_k.ids[0].tolist()) == list(range(1024))
     assert np.exp(score.top_k.log_probs.astype(np.float64)).sum() == pytest.approx(1.0, abs=1e-5)
 
 
-async def test_scoring_a_recorded_reply_returns_its_recorded_log_probs(client: EngineClient) -> None:
-    reply = await client.generate_once(PROMPT, SamplingParams(max_new_tokens=30, ignore_eos=True))
-    score = await client.score(PROMPT, reply.token_ids)
+async def test_scoring_a_recorded_reply_returns_its_recorded_log_probs(engine_client: EngineClient) -> None:
+    reply = await engine_client.generate_once(PROMPT, SamplingParams(max_new_tokens=30, ignore_eos=True))
+    score = await engine_client.score(PROMPT, reply.token_ids)
     np.testing.assert_allclose(score.log_probs, reply.log_probs, atol=TOLERANCE)
     assert score.top_k is None
 
 
 @pytest.mark.parametrize("bad", [[], [1024], [-1], [3, 1 << 40]])
 async def test_ids_outside_the_vocabulary_are_refused_and_the_server_lives(
-    client: EngineClient, bad: list[int]
+    engine_client: EngineClient, bad: list[int]
 ) -> None:
     with pytest.raises(EngineRefused, match="input_ids"):
-        await client.generate_once(bad, SamplingParams(max_new_tokens=1))
+        await engine_client.generate_once(bad, SamplingParams(max_new_tokens=1))
     with pytest.raises(EngineRefused, match="prompt_ids"):
-        await client.score(bad, [1])
+        await engine_client.score(bad, [1])
     with pytest.raises(EngineRefused, match="response_ids"):
-        await client.score([1], bad)
-    assert await client.weight_version() == "1:0"
+        await engine_client.score([1], bad)
+    assert await engine_client.weight_version() == "1:0"
 
 
-async def test_more_top_k_than_tokens_is_refused_and_the_server_lives(client: EngineClient) -> None:
+async def test_more_top_k_than_tokens_is_refused_and_the_server_lives(engine_client: EngineClient) -> None:
     with pytest.raises(EngineRefused, match="top_k is 1025"):
-        await client.score([1], [1], top_k=1025)
+        await engine_client.score([1], [1], top_k=1025)
     with pytest.raises(EngineRefused, match="top_k is 1025"):
-        await client.generate_once([1], SamplingParams(max_new_tokens=1), top_k_log_probs=1025)
-    assert await client.weight_version() == "1:0"
+        await engine_client.generate_once([1], SamplingParams(max_new_tokens=1), top_k_log_probs=1025)
+    assert await engine_client.weight_version() == "1:0"
 
 
 GOOD = SamplingParams(max_new_tokens=4)
@@ -180,12 +162,12 @@ GOOD = SamplingParams(max_new_tokens=4)
     ],
 )
 async def test_what_the_engine_refuses_is_the_same_error_streamed_or_not(
-    client: EngineClient, params: SamplingParams, message: str
+    engine_client: EngineClient, params: SamplingParams, message: str
 ) -> None:
     with pytest.raises(EngineRefused, match=message):
-        await client.generate_once(PROMPT, params)
+        await engine_client.generate_once(PROMPT, params)
     with pytest.raises(EngineRefused, match=message):
-        await collect(client.generate(PROMPT, params))
+        await collect(engine_client.generate(PROMPT, params))
 
 
 @pytest.mark.parametrize(
@@ -201,82 +183,21 @@ async def test_what_the_engine_refuses_is_the_same_error_streamed_or_not(
     ],
 )
 async def test_parameters_called_inexact_move_the_log_probs(
-    client: EngineClient, student_engine: RunningEngine, inexact: dict[str, object]
+    engine_client: EngineClient, student_engine: RunningEngine, inexact: dict[str, object]
 ) -> None:
     params = SamplingParams(**{"max_new_tokens": 40, "temperature": 0.7, **inexact})  # type: ignore[arg-type]
     assert not params.exact
-    reply = await client.generate_once(PROMPT, params)
+    reply = await engine_client.generate_once(PROMPT, params)
     temperature = params.temperature or 0.7
     expected = log_probs_of(student_engine.model_path, PROMPT, reply.token_ids, temperature)
     assert np.abs(reply.log_probs - expected).max() > 10 * TOLERANCE
 
 
-async def test_a_publish_in_the_middle_of_a_reply_gives_two_spans_that_are_both_exact(
-    client: EngineClient, student_engine: RunningEngine, tiny_models: Path
-) -> None:
-    params = SamplingParams(max_new_tokens=300, ignore_eos=True)
-    reply = asyncio.create_task(collect(client.generate(PROMPT, params)))
-    await asyncio.sleep(0.3)
-    await client.update_weights(tiny_models / "student-next", "1:1")
-    chunks = await reply
-    ids, log_probs = joined(chunks)
-    assert len(ids) == 300
-    finish = chunks[-1].finish
-    assert finish is not None
-    assert [span.weight_version for span in finish.spans] == ["1:0", "1:1"]
-    cut = finish.spans[0].end
-    assert 0 < cut < 300
-    before = log_probs_of(student_engine.model_path, PROMPT, ids, 1.0)
-    after = log_probs_of(tiny_models / "student-next", PROMPT, ids, 1.0)
-    np.testing.assert_allclose(log_probs[:cut], before[:cut], atol=TOLERANCE)
-    np.testing.assert_allclose(log_probs[cut:], after[cut:], atol=TOLERANCE)
-    assert np.abs(before - after).max() > 1
-    assert await client.weight_version() == "1:1"
-
-
-async def test_after_a_publish_no_score_uses_the_old_weights(client: EngineClient, tiny_models: Path) -> None:
-    response = [5, 6, 7, 8]
-    old = await client.score(PROMPT, response)
-    await client.update_weights(tiny_models / "student-next", "1:1")
-    new = await client.score(PROMPT, response)
-    expected = log_probs_of(tiny_models / "student-next", PROMPT, response, 1.0)
-    np.testing.assert_allclose(new.log_probs, expected, atol=TOLERANCE)
-    assert np.abs(new.log_probs - old.log_probs).max() > 0.1
-    assert new.weight_version == "1:1"
-
-
-async def test_a_refused_publish_keeps_the_weights_and_lets_replies_go_on(client: EngineClient, tmp_path: Path) -> None:
-    reply = asyncio.create_task(client.generate_once(PROMPT, SamplingParams(max_new_tokens=300, ignore_eos=True)))
-    await asyncio.sleep(0.1)
-    with pytest.raises(EngineRefused):
-        await client.update_weights(tmp_path / "absent", "1:1")
-    assert (await reply).finish.spans == (WeightSpan("1:0", 0, 300),)
-    assert await client.weight_version() == "1:0"
-
-
-async def test_a_cancelled_publish_leaves_no_pause(client: EngineClient, tiny_models: Path) -> None:
-    for delay in (0.0, 0.001, 0.003, 0.01):
-        publish = asyncio.create_task(client.update_weights(tiny_models / "student-next", "1:1"))
-        await asyncio.sleep(delay)
-        publish.cancel()
-        await asyncio.wait([publish])
-        assert await client.weight_version(timeout_s=10) in ("1:0", "1:1")
-
-
-async def test_an_abandoned_pause_is_ended_by_continue_generation(client: EngineClient) -> None:
-    await client._http.answer("POST", "/pause_generation", {"mode": "retract"}, 10)
-    with pytest.raises(EngineUnavailable):
-        await client.weight_version(timeout_s=1)
-    await client.model_info()
-    await client.continue_generation()
-    assert await client.weight_version() == "1:0"
-
-
-async def test_abort_by_name_ends_a_reply_with_what_it_had(client: EngineClient) -> None:
+async def test_abort_by_name_ends_a_reply_with_what_it_had(engine_client: EngineClient) -> None:
     params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
-    reply = asyncio.create_task(collect(client.generate(PROMPT, params, rid="to-be-cut")))
+    reply = asyncio.create_task(collect(engine_client.generate(PROMPT, params, rid="to-be-cut")))
     await asyncio.sleep(0.3)
-    await client.abort("to-be-cut")
+    await engine_client.abort("to-be-cut")
     chunks = await reply
     ids, log_probs = joined(chunks)
     finish = chunks[-1].finish
@@ -286,40 +207,43 @@ async def test_abort_by_name_ends_a_reply_with_what_it_had(client: EngineClient)
     assert len(log_probs) == len(ids) == finish.usage.completion_tokens == finish.spans[-1].end
 
 
-async def test_leaving_a_stream_early_frees_the_engine(client: EngineClient) -> None:
+async def test_leaving_a_stream_early_frees_the_engine(engine_client: EngineClient) -> None:
     params = SamplingParams(max_new_tokens=1900, ignore_eos=True)
-    async with aclosing(client.generate(PROMPT, params)) as chunks:
+    async with aclosing(engine_client.generate(PROMPT, params)) as chunks:
         await anext(chunks)
-        await until_running(client, 1)
-    await until_running(client, 0)
+        await until_running(engine_client, 1)
+    await until_running(engine_client, 0)
 
 
-async def until_running(client: EngineClient, count: int) -> None:
+async def until_running(engine_client: EngineClient, count: int) -> None:
     """Returns when the engine says that it samples this many replies (it says so a little late); gives it 3 seconds."""
     for _ in range(30):
-        loads_of_engine = loads(await client._http.answer("GET", "/v1/loads", None, 10))["loads"]
+        loads_of_engine = loads(await engine_client._http.answer("GET", "/v1/loads", None, 10))["loads"]
         if sum(load["num_running_reqs"] for load in loads_of_engine) == count:
             return
         await asyncio.sleep(0.1)
     pytest.fail(f"expected {count} running replies, got {loads_of_engine}")
 
 
-async def test_the_context_length_is_known_before_a_prompt_is_refused(client: EngineClient) -> None:
-    length = await client.context_length()
+async def test_the_context_length_is_known_before_a_prompt_is_refused(engine_client: EngineClient) -> None:
+    length = await engine_client.context_length()
     assert length == 2048
-    assert (await client.generate_once([3] * (length - 1), SamplingParams(max_new_tokens=1))).finish
-    with pytest.raises(EngineRefused, match="context length"):
-        await client.generate_once([3] * length, SamplingParams(max_new_tokens=1))
+    reply = await engine_client.generate_once([3] * (length - 7), SamplingParams(max_new_tokens=1))
+    assert reply.finish.usage.prompt_tokens == length - 7
+    for tokens in (length - 6, length):
+        with pytest.raises(EngineRefused) as refusal:
+            await engine_client.generate_once([3] * tokens, SamplingParams(max_new_tokens=1))
+        assert refusal.value.code == "sequence_too_long"
 
 
 async def test_an_engine_that_is_not_there_is_unavailable() -> None:
-    async with EngineClient(f"http://127.0.0.1:{free_port()}", 1024) as client:
+    async with EngineClient(f"http://127.0.0.1:{free_port()}", 1024) as engine_client:
         with pytest.raises(EngineUnavailable):
-            await client.model_info()
+            await engine_client.model_info()
         with pytest.raises(EngineUnavailable):
-            await collect(client.generate([1], SamplingParams(max_new_tokens=1)))
+            await collect(engine_client.generate([1], SamplingParams(max_new_tokens=1)))
 
 
-async def test_a_deadline_ends_the_wait(client: EngineClient) -> None:
+async def test_a_deadline_ends_the_wait(engine_client: EngineClient) -> None:
     with pytest.raises(EngineUnavailable, match="in time"):
-        await client.generate_once(PROMPT, SamplingParams(max_new_tokens=1500, ignore_eos=True), timeout_s=0.2)
+        await engine_client.generate_once(PROMPT, SamplingParams(max_new_tokens=1500, ignore_eos=True), timeout_s=0.2)

@@ -151,7 +151,10 @@ class EngineClient:
             raise EngineProtocolError(f"/model_info lacks {error}") from error
 
     async def context_length(self) -> int | None:
-        """Most tokens of prompt and reply together, None when the engine takes the model's own limit."""
+        """Most tokens of prompt and reply together, None when the engine takes the model's own limit.
+
+        SGLang keeps seven of them free: a longer prompt is refused.
+        """
         answer = loads(await self._http.answer("GET", "/server_info", None, PROBE_SECONDS))
         length = answer.get("context_length")
         return length if isinstance(length, int) else None

@@ -24,7 +24,7 @@ class EngineRefused(AtollError):
     """Raised when the engine will not do what was asked, or would die of it; the same call is refused again."""
 
     def __init__(self, message: str, *, field: str = "") -> None:
-        too_long = "context length" in message
+        too_long = "context length" in message or "maximum allowed length" in message
         reason = errors_pb2.REASON_SEQUENCE_TOO_LONG if too_long else errors_pb2.REASON_ENGINE_REFUSED
         super().__init__(message, reason=reason, field=field)
 
