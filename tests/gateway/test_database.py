@@ -15,7 +15,7 @@ from sqlalchemy import event, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from tests.gateway.processes import process_context
+from tests.gateway.fork_server import process_context
 from tests.gateway.store_world import url_of
 
 

@@ -18,14 +18,12 @@ from atoll.gateway.records import JsonObject
 from atoll.gateway.sample_writer import SampleWriter
 from sqlalchemy import event
 
-from tests.gateway.processes import process_context
+from tests.gateway.fork_server import process_context
 from tests.gateway.store_world import new_sample, standings, url_of
 
 
 @asynccontextmanager
-async def open_writer(
-    directory: Path, max_waiting_bytes: int = 1 << 30
-) -> AsyncIterator[tuple[SampleWriter, Database]]:
+async def open_writer(directory: Path, room: int = 1 << 30) -> AsyncIterator[tuple[SampleWriter, Database]]:
     database = Database(url_of(directory))
     writer = SampleWriter(database, max_waiting_bytes=room)
     try:
