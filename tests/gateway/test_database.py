@@ -65,7 +65,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         Database(url_of(tmp_path))
 
 
-def _open_and_tell_key(url: str, answers: Queue[bytes]) -> None:
+def _open_and_tell_key(url: str, answers: "Queue[bytes]") -> None:
     database = Database(url)
     answers.put(database.key("receipts"))
     database.close()
