@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from atoll.trainer.backend import StepRefused
+from atoll.trainer.megatron.architecture import UnsupportedModel
 from atoll.trainer.megatron.settings import MicroBatchLimit
 from megatron_oracle import Oracle, relative_error
 from megatron_support import ModelKind, Pool, grpo_binding, grpo_steps, make_rows, with_advantage
@@ -150,3 +151,8 @@ def test_the_loss_goes_down(megatron_pool: Pool, tiny_model: TinyModel) -> None:
         if item.advantages is not None
     ]
     assert np.mean(gain) > 0
+
+
+def test_a_reference_model_of_another_architecture_is_refused(megatron_pool: Pool, tiny_model: TinyModel) -> None:
+    with pytest.raises(UnsupportedModel, match="reference model"):
+        megatron_pool.backend(1, 1).load(tiny_model(ModelKind("qwen3")), None, tiny_model(ModelKind("llama")))

@@ -83,7 +83,7 @@ def test_kill_9_of_one_rank_is_reported_within_seconds(tmp_path: Path) -> None:
 def test_a_late_answer_kills_the_group(tmp_path: Path) -> None:
     with group_of(2, tmp_path) as group:
         pids = group.pids()
-        with pytest.raises(WorkerLost, match="rank 1 did not answer within 0.5 s"):
+        with pytest.raises(WorkerLost, match=r"rank 1 did not answer within 0\.5 s"):
             group.call("sleep", [(0.0,), (60.0,)], 0.5)
         assert all(gone(pid) for pid in pids)
 

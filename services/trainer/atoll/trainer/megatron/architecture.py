@@ -63,6 +63,15 @@ class Architecture:
     qkv_bias: bool
     qk_norm: bool
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has; a tied output layer counts once."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * self.hidden_size * (queries + keys) + self.qkv_bias * (queries + 2 * keys)
+        norms = 2 * self.hidden_size + self.qk_norm * 2 * self.head_dim
+        layer = attention + norms + 3 * self.hidden_size * self.ffn_size
+        return self.layers * layer + self.hidden_size + (2 - self.tied) * self.vocab_size * self.hidden_size
+
 
 def read_architecture(model_directory: Path) -> Architecture:
     """Read ``config.json``.

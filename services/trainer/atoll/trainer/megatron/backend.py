@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +13,14 @@ import structlog
 from atoll.families.rows import Float32, Row
 from atoll.families.steps import TrainStep
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepRefused, StepReport
-from atoll.trainer.megatron.architecture import check_divisible, read_architecture
+from atoll.trainer.megatron.architecture import Architecture, UnsupportedModel, check_divisible, read_architecture
 from atoll.trainer.megatron.refusals import NotFinite
 from atoll.trainer.megatron.row_plan import RowPlan, plan_rows
 from atoll.trainer.megatron.settings import MegatronSettings
 from atoll.trainer.workers.group import WorkerGroup, WorkerLost, WorkerPlan
 
 _log = structlog.get_logger(__name__)
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -54,18 +57,22 @@ class MegatronBackend:
         self._timeouts = timeouts or Timeouts()
         self._target = target
         self._group: WorkerGroup | None = None
-        self._has_model = False
+        self._architecture: Architecture | None = None
+        """Of the model in memory; None when there is none."""
 
     def load(
         self, model_directory: Path, checkpoint_directory: Path | None, reference_directory: Path | None
     ) -> Loaded:
         """See `TrainingBackend.load`. Raises `UnsupportedModel` before any worker is touched."""
-        check_divisible(read_architecture(model_directory), self._settings.layout.tensor)
+        architecture = read_architecture(model_directory)
+        check_divisible(architecture, self._settings.layout.tensor)
+        if reference_directory is not None and (other := read_architecture(reference_directory)) != architecture:
+            raise UnsupportedModel(reference_directory, "reference model", f"the actor's {architecture}", other)
         if self._group is None or not self._group.alive():
             self._start()
         answers = self._call_all("load", (model_directory, checkpoint_directory), self._timeouts.load)
         self._call_all("set_reference", (reference_directory,), self._timeouts.load)
-        self._has_model = True
+        self._architecture = architecture
         return cast(Loaded, answers[0])
 
     def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
@@ -97,25 +104,38 @@ class MegatronBackend:
         return StepReport(reports[0].metrics, seconds)
 
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
-        """See `TrainingBackend.stage`."""
+        """See `TrainingBackend.stage`. Raises `OSError` (ENOSPC) before it writes anything, where there is no room."""
+        self._refuse_without_room(model_directory, checkpoint_directory)
         self._call_all("stage", (model_directory, checkpoint_directory, driver_state), self._timeouts.stage)
 
     def healthy(self) -> bool:
         """See `TrainingBackend.healthy`."""
-        return self._has_model and self._group is not None and self._group.alive()
+        return self._architecture is not None and self._group is not None and self._group.alive()
 
     def kill(self) -> None:
         """See `TrainingBackend.kill`."""
-        self._has_model = False
+        self._architecture = None
         if self._group is not None:
             self._group.kill()
 
     def close(self) -> None:
         """See `TrainingBackend.close`."""
-        self._has_model = False
+        self._architecture = None
         if self._group is not None:
             self._group.close()
             self._group = None
+
+    def _refuse_without_room(self, model_directory: Path | None, checkpoint_directory: Path | None) -> None:
+        # Once ranks write, one that fails leaves the others in a collective, and the weights would be lost with them.
+        if self._architecture is None:
+            return
+        weights = self._architecture.parameters * _FLOAT32_BYTES
+        for directory, copies in ((model_directory, 1), (checkpoint_directory, 3)):  # weights and two moments
+            if directory is not None:
+                free = shutil.disk_usage(directory.parent).free
+                needed = copies * weights
+                if free < needed:
+                    raise OSError(errno.ENOSPC, f"{needed} bytes are needed and {free} are free", str(directory))
 
     def _start(self) -> None:
         self.close()
@@ -153,7 +173,7 @@ class MegatronBackend:
         except NotFinite as refusal:
             raise _step_refused(refusal) from refusal
         except WorkerLost as lost:
-            self._has_model = False
+            self._architecture = None
             _log.error("trainer workers lost", method=method, rank=lost.rank, reason=lost.reason)
             raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
 

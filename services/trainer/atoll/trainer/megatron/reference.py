@@ -7,22 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from atoll.trainer.megatron.architecture import Architecture, UnsupportedModel, read_architecture
+from atoll.trainer.megatron.architecture import Architecture
 from atoll.trainer.megatron.hf_files import HfWeights
 from atoll.trainer.megatron.parameters import local_shards
 from megatron.core.models.gpt import GPTModel
 
 
 class FrozenWeights:
-    """This rank's shards of another model of the same architecture, float32 on the host.
-
-    Raises `UnsupportedModel` when the architectures differ.
-    """
+    """This rank's shards of another model of the same architecture, float32 on the host."""
 
     def __init__(self, directory: Path, architecture: Architecture, padded_vocab: int) -> None:
-        found = read_architecture(directory)
-        if found != architecture:
-            raise UnsupportedModel(directory, "reference model", f"the actor's architecture {architecture}", found)
         self._shards = dict(local_shards(architecture, padded_vocab, HfWeights(directory).read))
 
     @contextmanager
