@@ -40,9 +40,14 @@ def checked_report(report: NewReport) -> NewReport:
             f"feedback is a {type(report.feedback).__name__}, expected a text or an object", field="feedback"
         )
     metadata = dict(report.metadata)
-    for field, value in (("feedback", report.feedback), ("metadata", metadata)):
+    fields: dict[str, JsonValue] = {
+        "request_id": report.request_id,
+        "feedback": report.feedback,
+        "metadata": metadata,
+    }
+    for field, value in fields.items():
         check_depth(value, field)
-        _refuse_non_finite(value, field)
+        _refuse_what_json_has_not(value, field)
     return NewReport(
         scenario=report.scenario,
         receipts=report.receipts,
@@ -139,12 +144,24 @@ def _refuse_untrainable(row: _Candidate) -> None:
         )
 
 
-def _refuse_non_finite(value: JsonValue, path: str) -> None:
+def _refuse_what_json_has_not(value: JsonValue, path: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidInput(f"{path} is {value}, expected a finite number", field=path)
+    if isinstance(value, str) and not _is_unicode(value):
+        raise InvalidInput(f"{path} holds half of a surrogate pair, expected Unicode text", field=path)
     if isinstance(value, list):
         for index, item in enumerate(value):
-            _refuse_non_finite(item, f"{path}.{index}")
+            _refuse_what_json_has_not(item, f"{path}.{index}")
     if isinstance(value, dict):
         for key, item in value.items():
-            _refuse_non_finite(item, f"{path}.{key}")
+            if not _is_unicode(key):
+                raise InvalidInput(f"a key of {path} holds half of a surrogate pair, expected Unicode", field=path)
+            _refuse_what_json_has_not(item, f"{path}.{key}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -6,7 +6,7 @@ create() -> replayed? -> receipts pending? -> family's contract -> stored -> fam
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import structlog
@@ -19,7 +19,7 @@ from atoll.gateway.records import NewReport, Report, ReportAnswer
 from atoll.gateway.report_checks import checked_report, reportable_versions
 from atoll.gateway.request_replay import FirstAnswer, RequestKey, body_digest, first_answer, keep_answer
 from atoll.gateway.sample_store import receipts_of
-from atoll.gateway.scenarios import BoundScenario, ScenarioDirectory
+from atoll.gateway.scenarios import BoundScenario
 from atoll.gateway.tables import report_receipts, reports
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
@@ -38,13 +38,13 @@ class ReportIntake:
         self,
         database: Database,
         receipts: Receipts,
-        scenarios: ScenarioDirectory,
+        binding: Callable[[str], Awaitable[BoundScenario]],
         on_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_batch: called in the event loop after a batch became durable."""
+        """binding: the scenario and its family, by id. on_batch: called in the event loop after a batch is durable."""
         self._database = database
         self._receipts = receipts
-        self._scenarios = scenarios
+        self._binding = binding
         self._on_batch = on_batch
 
     async def create(self, report: NewReport) -> ReportAnswer:
@@ -54,7 +54,7 @@ class ReportIntake:
         Conflict(RECEIPT_NOT_RECORDED, ALREADY_CONSUMED, SAMPLE_NOT_EXACT, REQUEST_ID_REUSED),
         AtollError(STORAGE_FULL), Unavailable.
         """
-        bound = await self._scenarios.get(report.scenario)
+        bound = await self._binding(report.scenario)
         answer, formed = await asyncio.to_thread(self._record, bound, checked_report(report))
         log.info(
             "report",

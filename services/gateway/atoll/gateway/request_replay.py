@@ -1,10 +1,10 @@
 """Answers a repeated request with its first answer: by scenario, method and the caller's request id."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import orjson
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict
 from atoll.common.structs import normalized
@@ -37,7 +37,8 @@ class FirstAnswer:
 
 def body_digest(body: dict[str, JsonValue]) -> str:
     """SHA-256 of the parsed fields: key order, spacing and 4 or 4.0 make no difference."""
-    return hashlib.sha256(orjson.dumps(normalized(body), option=orjson.OPT_SORT_KEYS)).hexdigest()
+    text = json.dumps(normalized(body), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def first_answer(connection: Connection, key: RequestKey, now: datetime) -> FirstAnswer | None:
