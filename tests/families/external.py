@@ -9,10 +9,10 @@ from pathlib import Path
 SPEC = '''
 from typing import ClassVar
 import numpy as np
-from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType, PolicyGradientWeight
+from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
 from atoll.families.group_ready import GroupReady
 from atoll.families.options import FamilyOptions
-from atoll.families.policy_spec import OldPolicy, PolicyLossSpec
+from atoll.families.policy_spec import OldPolicy, PolicyGradientWeight, PolicyLossSpec
 from atoll.families.signal import StepSignal
 
 

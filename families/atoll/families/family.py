@@ -20,7 +20,7 @@ from atoll.families.aggregation import Aggregation
 from atoll.families.batching import BatchingRule, ReportView
 from atoll.families.driver import JobContext, WorkerGroups
 from atoll.families.options import FamilyOptions
-from atoll.families.policy_spec import OldPolicy, PolicyLossSpec
+from atoll.families.policy_spec import OldPolicy, PolicyGradientWeight, PolicyLossSpec
 from atoll.families.refusals import option_refused, report_refused
 from atoll.families.rows import (
     Batch,
@@ -66,41 +66,6 @@ class HookChannel(StrEnum):
     ADVANTAGE = "custom_advantage_function"
     ACTOR_INIT = "actor_init_hook"
     ACTOR_PRE_TRAIN = "actor_pre_train_hook"
-
-
-class WeightForm(StrEnum):
-    """f in a loss of the form -A sg[f(p/q)] log p."""
-
-    NONE = "none"
-    """1"""
-    TRUNCATED = "truncated"
-    """min(r, upper)"""
-    MASKED = "masked"
-    """r strictly inside (lower, upper), else 0"""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyGradientWeight:
-    """The weight a loss puts on the sampled token's score; score centering needs it.
-
-    Example: `PolicyGradientWeight.masked(0.7, 6.0)`.
-    """
-
-    form: WeightForm
-    lower: float | None = None
-    upper: float | None = None
-
-    @classmethod
-    def none(cls) -> "PolicyGradientWeight":
-        return cls(WeightForm.NONE)
-
-    @classmethod
-    def truncated(cls, upper: float) -> "PolicyGradientWeight":
-        return cls(WeightForm.TRUNCATED, upper=upper)
-
-    @classmethod
-    def masked(cls, lower: float, upper: float) -> "PolicyGradientWeight":
-        return cls(WeightForm.MASKED, lower, upper)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -322,9 +287,8 @@ class LossFamily(ABC, Generic[OptionsT_co]):
         return workers.train_actor(steps)
 
     def rollout_metrics(self, batch: Batch, context: JobContext) -> Mapping[str, float]:
-        """Metrics of the samples, reported with the step. Default: the mean reward."""
-        rewards = [row.reward for row in batch.rows]
-        return {"reward_mean": sum(rewards) / len(rewards)}
+        """Metrics of the samples, such as their age, reported with the step. Default: none."""
+        return {}
 
     # correction
     def policy_gradient_weight(self, run: RunSettings) -> PolicyGradientWeight | None:

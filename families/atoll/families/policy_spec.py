@@ -1,4 +1,4 @@
-"""The stock policy loss as a family asks for it: plain facts, so that the loss names no family."""
+"""Policy losses as a family describes its own: plain facts, so that no loss names a family."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,3 +52,38 @@ class PolicyLossSpec:
     def needs_rollout_log_probs(self) -> bool:
         """Whether the loss reads the recorded log-probs (the mismatch metrics read them where they are there)."""
         return self.old_policy is OldPolicy.ROLLOUT or self.tis_cap is not None
+
+
+class WeightForm(StrEnum):
+    """f in a loss of the form -A sg[f(p/q)] log p."""
+
+    NONE = "none"
+    """1"""
+    TRUNCATED = "truncated"
+    """min(r, upper)"""
+    MASKED = "masked"
+    """r strictly inside (lower, upper), else 0"""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyGradientWeight:
+    """The weight a loss puts on the sampled token's score; score centering needs it.
+
+    Example: `PolicyGradientWeight.masked(0.7, 6.0)`.
+    """
+
+    form: WeightForm
+    lower: float | None = None
+    upper: float | None = None
+
+    @classmethod
+    def none(cls) -> "PolicyGradientWeight":
+        return cls(WeightForm.NONE)
+
+    @classmethod
+    def truncated(cls, upper: float) -> "PolicyGradientWeight":
+        return cls(WeightForm.TRUNCATED, upper=upper)
+
+    @classmethod
+    def masked(cls, lower: float, upper: float) -> "PolicyGradientWeight":
+        return cls(WeightForm.MASKED, lower, upper)

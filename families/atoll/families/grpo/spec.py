@@ -89,7 +89,7 @@ class GrpoFamily(LossFamily[GrpoOptions]):
         return StepScheduling.whole(batch.rows) if per_step is None else StepScheduling.by_groups(batch.rows, per_step)
 
     def prepare(self, batch: Batch, state: FamilyState) -> StepSignal:
-        """Per token, the group-relative advantage of its rollout. Metrics: reward moments and constant groups."""
+        """Per token, the group-relative advantage of its rollout. Metrics: spread of rewards, constant groups."""
         groups = _rollout_rewards(batch.rows)
         advantage_of: dict[str, float] = {}
         for rewards in groups.values():
@@ -101,7 +101,6 @@ class GrpoFamily(LossFamily[GrpoOptions]):
         every = np.asarray([reward for rewards in groups.values() for reward in rewards.values()], dtype=np.float64)
         constant = sum(len(set(rewards.values())) == 1 for rewards in groups.values())
         metrics = {
-            "reward_mean": float(every.mean()),
             "reward_std": float(every.std()),
             "constant_group_rate": constant / len(groups),
         }

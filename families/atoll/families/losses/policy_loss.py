@@ -62,10 +62,11 @@ def policy_loss(
     }
     if spec.needs_rollout_log_probs:
         reduce.require_finite(batch.rollout_log_probs)
-    mismatch = old - batch.rollout_log_probs.masked_fill(~batch.mask, 0)
-    metrics["rollout_log_prob_abs_diff"] = reduce.metric(mismatch.abs())
+    recorded = batch.rollout_log_probs.masked_fill(~batch.mask, 0)
+    own = log_probs if spec.old_policy is OldPolicy.ROLLOUT else old
+    metrics["rollout_log_prob_abs_diff"] = reduce.metric((own - recorded).abs())
     if spec.tis_cap is not None:
-        weights = mismatch.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        weights = (old - recorded).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         metrics["tis_weight"] = reduce.metric(weights)
         metrics["tis_clipfrac"] = reduce.metric((weights > spec.tis_cap).float())
         pg_losses = pg_losses * weights.clamp(max=spec.tis_cap)
