@@ -11,13 +11,13 @@ from pydantic_settings import SettingsConfigDict
 class TrainerSettings(ServiceSettings):
     """One trainer trains one scenario.
 
-    Example: ATOLL_TRAINER_SCENARIO=chat ATOLL_TRAINER_REGISTRY=127.0.0.1:7001 ATOLL_TRAINER_GATEWAY=127.0.0.1:7002
-    ATOLL_TRAINER_ENGINES='["http://127.0.0.1:7003"]' ATOLL_TRAINER_RUN_DIR=run/trainer
+    Example: ATOLL_TRAINER_SCENARIO=chat ATOLL_TRAINER_REGISTRY=127.0.0.1:7410 ATOLL_TRAINER_GATEWAY=127.0.0.1:7100
+    ATOLL_TRAINER_ENGINES='["http://127.0.0.1:30000"]' ATOLL_TRAINER_RUN_DIR=run/trainer
     """
 
     model_config = SettingsConfigDict(env_prefix="ATOLL_TRAINER_", frozen=True, extra="forbid")
 
-    port: int = Field(7004, ge=0, le=65535, description="gRPC port; 0 picks a free one")
+    port: int = Field(7420, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     scenario: str = Field(description="the scenario to train")
     registry: str = Field(description="host:port of the registry")
     gateway: str = Field(description="host:port of the gateway's gRPC side, which rows are pulled from")
