@@ -84,6 +84,8 @@ class World:
     gateway: Gateway
     registry: FakeScenarioRegistry
     trainer: FakeTrainer
+    registry_port: int = 0
+    trainer_port: int = 0
 
     async def record(self, count: int = 1) -> list[str]:
         """Records samples; returns their receipts."""
@@ -116,7 +118,7 @@ async def open_world(directory: Path, trainer: FakeTrainer | None = None) -> Asy
     gateway = build_gateway(settings_for(directory, servers[0].port, servers[1].port))
     try:
         await gateway.start()
-        yield World(gateway, registry, trainer)
+        yield World(gateway, registry, trainer, servers[0].port, servers[1].port)
     finally:
         await gateway.stop()
         for server in servers:
