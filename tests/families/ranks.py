@@ -1,5 +1,6 @@
 """Runs a function on several ranks of a real gloo group, in processes of their own, and returns what each answers."""
 
+import multiprocessing
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -21,9 +22,11 @@ def on_shards(shards: int, vocab_size: int, function: Callable[[VocabShard], T])
     """
     if shards == 1:
         return [function(VocabShard(vocab_size))]
+    # The server imports torch once for all ranks of the test run.
+    multiprocessing.set_forkserver_preload(["torch.distributed", "atoll.families.losses.policy_loss"])
     with tempfile.TemporaryDirectory() as directory:
         mp.start_processes(  # type: ignore[attr-defined,no-untyped-call]
-            _rank, args=(shards, vocab_size, function, directory), nprocs=shards, start_method="spawn"
+            _rank, args=(shards, vocab_size, function, directory), nprocs=shards, start_method="forkserver"
         )
         return [pickle.loads((Path(directory) / f"answer-{rank}").read_bytes()) for rank in range(shards)]
 
