@@ -1,6 +1,6 @@
 """The gateway's HTTP routes. A handler reads the request, calls one thing, and shapes the answer."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import orjson
 from atoll.api.errors.v1 import errors_pb2
@@ -23,24 +23,14 @@ from pydantic import BaseModel
 from starlette.middleware import Middleware
 
 
-@dataclass(frozen=True)
-class HttpParts:
-    """What the routes call."""
-
-    settings: GatewaySettings
-    gateway: Gateway
-    registry: RegistryReader
-    engines: EnginePool
-
-
-def build_app(parts: HttpParts) -> FastAPI:
-    """The application; serving it, and starting and stopping its parts, is the caller's."""
-    settings, gateway, engines = parts.settings, parts.gateway, parts.engines
+def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) -> FastAPI:
+    """The application; serving it, and starting and stopping what it calls, is the caller's."""
+    registry = RegistryReader(gateway.registry)
     preparer = ChatPreparer(
         gateway.scenarios,
         gateway.receipts,
-        parts.registry,
-        Renderers(parts.registry),
+        registry,
+        Renderers(registry),
         engines,
         settings.default_scenario,
     )
@@ -78,8 +68,13 @@ def build_app(parts: HttpParts) -> FastAPI:
 
     @app.post("/atoll/report", openapi_extra=_body_of(ReportRequest), summary="Records feedback about samples")
     async def report(request: Request) -> Response:
-        header = request.headers.get(HEADER)
-        asked = await read_report(await request.body(), header, settings.default_scenario, gateway.scenarios)
+        asked = await read_report(
+            await request.body(),
+            request.headers.get(HEADER),
+            settings.default_scenario,
+            gateway.scenarios,
+            gateway.receipts,
+        )
         return _json(report_reply(await gateway.reports.create(asked)))
 
     @app.get("/healthz", summary="Tells that the process serves; needs no token")
@@ -92,7 +87,7 @@ def build_app(parts: HttpParts) -> FastAPI:
 
     @app.get("/atoll/scenarios/{scenario}/versions", summary="The version chain, newest first")
     async def versions(scenario: str, page_size: int = 0, page_token: str = "") -> Response:
-        page, next_token = await parts.registry.versions(scenario, page_size, page_token)
+        page, next_token = await registry.versions(scenario, page_size, page_token)
         return _json(
             {
                 "scenario": scenario,

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: prepare, sample, record, answer; in this order, so that nobody gets an answer that is lost.
+"""POST /v1/chat/completions: prepare, sample, record, answer. In this order: no answer is ever lost.
 
 ```
 Chat --ChatRun--> chunks --(stream: frames as they come)--> record (durable) --> the last byte of the reply

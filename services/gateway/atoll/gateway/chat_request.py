@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NoReturn
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.engine_types import SamplingParams
@@ -76,14 +75,15 @@ class ChatPreparer:
         scenario = await self._known(choice)
         pinned = None if choice.number is None else await self._served(choice)
         renderer = await self._renderers.get(scenario)
-        prompt_ids = await self._prompt_ids(renderer, request, len(raw))
+        limit = min(renderer.context_length, await self._engines.context_length() or renderer.context_length)
+        prompt_ids = await _rendered(renderer, request, limit, len(raw))
         head = self._scenarios.head(scenario)
         return Chat(
             scenario=scenario,
             request=request,
             body=body,
             prompt_ids=prompt_ids,
-            params=await self._sampling(request, len(prompt_ids), renderer),
+            params=_sampling(request, len(prompt_ids), limit, renderer.vocabulary_size),
             vocabulary_size=renderer.vocabulary_size,
             receipts=tuple(self._receipts.issue(scenario) for _ in range(request.n)),
             head=None if head is None else head.weight_version,
@@ -110,57 +110,42 @@ class ChatPreparer:
         served = sorted({engine.weight_version or "nothing" for engine in self._engines.engines if engine.healthy})
         if wanted not in served:
             raise Conflict(
-                f"version {choice.number} of {choice.scenario} ({wanted}) is not served, {', '.join(served) or 'nothing'}"
-                f" is; ask for model {choice.scenario!r} to get the newest",
+                f"version {choice.number} of {choice.scenario} ({wanted}) is not served, "
+                f"{', '.join(served) or 'nothing'} is; ask for model {choice.scenario!r} to get the newest",
                 reason=errors_pb2.REASON_VERSION_NOT_SERVED,
                 field=choice.field,
             )
         return wanted
 
-    async def _prompt_ids(self, renderer: Renderer, request: ChatRequest, size: int) -> list[int]:
-        messages = [message.template_message for message in request.messages]
-        if size > RENDER_IN_THREAD_BYTES:
-            ids = await asyncio.to_thread(renderer.render, messages)
-        else:
-            ids = renderer.render(messages)
-        if not ids:
-            raise InvalidInput("the messages render to no tokens at all", field="messages")
-        # Only a tokenizer that does not belong to the model does this; the engine would die of it.
-        if max(ids) >= renderer.vocabulary_size:
-            raise InvalidInput(
-                f"the messages render to token id {max(ids)}, the model has 0..{renderer.vocabulary_size - 1}",
-                field="messages",
-            )
-        return ids
 
-    async def _sampling(self, request: ChatRequest, prompt_length: int, renderer: Renderer) -> SamplingParams:
-        limit = min(renderer.context_length, await self._engines.context_length() or renderer.context_length)
-        if prompt_length >= limit:
-            _too_long(f"the messages are {prompt_length} tokens, the context holds {limit} with the answer", "messages")
-        max_new_tokens = request.token_limit or limit - prompt_length
-        if prompt_length + max_new_tokens > limit:
-            field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-            _too_long(
-                f"the messages are {prompt_length} tokens and {field} is {max_new_tokens}, the context holds {limit}: "
-                f"ask for at most {limit - prompt_length}",
-                field,
-            )
-        for token in request.logit_bias_by_id:
-            if token >= renderer.vocabulary_size:
-                raise InvalidInput(
-                    f"logit_bias names token {token}, the model has 0..{renderer.vocabulary_size - 1}",
-                    field=f"logit_bias.{token}",
-                )
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            temperature=0.0 if request.temperature < GREEDY_BELOW else request.temperature,
-            top_p=request.top_p,
-            frequency_penalty=request.frequency_penalty,
-            presence_penalty=request.presence_penalty,
-            stop=request.stop_strings,
-            logit_bias=request.logit_bias_by_id,
+async def _rendered(renderer: Renderer, request: ChatRequest, limit: int, size: int) -> list[int]:
+    messages = [message.template_message for message in request.messages]
+    if size > RENDER_IN_THREAD_BYTES:
+        return await asyncio.to_thread(renderer.render, messages, limit)
+    return renderer.render(messages, limit)
+
+
+def _sampling(request: ChatRequest, prompt_length: int, limit: int, vocabulary_size: int) -> SamplingParams:
+    max_new_tokens = request.token_limit or limit - prompt_length
+    if prompt_length + max_new_tokens > limit:
+        field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        raise AtollError(
+            f"the messages are {prompt_length} tokens and {field} is {max_new_tokens}, the context holds {limit}: "
+            f"ask for at most {limit - prompt_length}",
+            reason=errors_pb2.REASON_SEQUENCE_TOO_LONG,
+            field=field,
         )
-
-
-def _too_long(message: str, field: str) -> NoReturn:
-    raise AtollError(message, reason=errors_pb2.REASON_SEQUENCE_TOO_LONG, field=field)
+    for token in request.logit_bias_by_id:
+        if token >= vocabulary_size:
+            raise InvalidInput(
+                f"logit_bias names token {token}, the model has 0..{vocabulary_size - 1}", field=f"logit_bias.{token}"
+            )
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=0.0 if request.temperature < GREEDY_BELOW else request.temperature,
+        top_p=request.top_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        stop=request.stop_strings,
+        logit_bias=request.logit_bias_by_id,
+    )

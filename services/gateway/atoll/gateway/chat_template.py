@@ -26,9 +26,9 @@ Message = Mapping[str, str]
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant said, for masks; here it is just its content."""
+    """`{% generation %}...{% endgeneration %}` marks what the assistant said; here it is just its content."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  (how jinja2 declares it)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -48,7 +48,7 @@ class Completion:
     ) -> NewSample:
         """The sample, all of whose response tokens are trained on.
 
-        Raises InternalError(ENGINE_PROTOCOL) when the engine never said how the reply ended: its tokens have no version.
+        Raises InternalError(ENGINE_PROTOCOL) when the engine never said how the reply ended.
         """
         if self.finish is None:
             raise InternalError(

@@ -12,6 +12,8 @@ from atoll.common.errors import AtollError
 log = structlog.get_logger(__name__)
 
 PROBE_INTERVAL_SECONDS = 2.0
+FIRST_ANSWER_SECONDS = 2.0
+"""How long a start waits for engines; one that is silent must not keep the others waiting."""
 
 
 @dataclass
@@ -40,11 +42,13 @@ class EnginePool:
         self._reply_timeout_s = reply_timeout_s
         self._clients: dict[tuple[str, int], EngineClient] = {}
         self._probing: asyncio.Task[None] | None = None
+        self._asked_once = asyncio.Event()
 
     async def start(self) -> None:
-        """Asks every engine once, then keeps asking in the background."""
-        await self.probe()
+        """Asks every engine what it serves, again and again; returns once all have answered, or soon without them."""
         self._probing = asyncio.create_task(self._probe_for_ever())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._asked_once.wait(), FIRST_ANSWER_SECONDS)
 
     async def stop(self) -> None:
         if self._probing is not None:
@@ -94,8 +98,9 @@ class EnginePool:
 
     async def _probe_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(PROBE_INTERVAL_SECONDS)
             await self.probe()
+            self._asked_once.set()
+            await asyncio.sleep(PROBE_INTERVAL_SECONDS)
 
     async def _probe(self, engine: Engine) -> None:
         # A probe sends no token ids, so any vocabulary will do.

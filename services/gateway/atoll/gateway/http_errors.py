@@ -5,9 +5,10 @@ import math
 import orjson
 import structlog
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import STATUS_OF_REASON, AtollError, InternalError
+from atoll.common.errors import STATUS_OF_REASON, AtollError, InternalError, InvalidInput
 from atoll.common.names import new_id
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 log = structlog.get_logger(__name__)
@@ -60,6 +61,12 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, AtollError)
         return error_response(error)
 
+    async def bad_parameter(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][1:])
+        return error_response(InvalidInput(f"{field}: {first['msg']}", field=field))
+
     async def no_such_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}; /openapi.json lists what there is"
@@ -72,5 +79,6 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(hidden_defect(error))
 
     app.add_exception_handler(AtollError, refused)
+    app.add_exception_handler(RequestValidationError, bad_parameter)
     app.add_exception_handler(HTTPException, no_such_route)
     app.add_exception_handler(Exception, defect)

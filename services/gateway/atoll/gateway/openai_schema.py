@@ -5,7 +5,8 @@ Example: ChatRequest(model="math", messages=[{"role": "user", "content": "2+2?"}
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from atoll.gateway.schema_errors import LIST, TEXT, kind_of
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 
 ROLES = ("developer", "system", "user", "assistant")
 
@@ -23,14 +24,8 @@ class TextPart(_Strict):
     text: str
 
 
-def _kind(value: object) -> str:
-    return "list[TextPart]" if isinstance(value, list) else "str"
-
-
-Content = Annotated[
-    Annotated[str, Tag("str")] | Annotated[list[TextPart], Tag("list[TextPart]"), Field(min_length=1)],
-    Discriminator(_kind),
-]
+Content = Annotated[Annotated[str, TEXT] | Annotated[list[TextPart], LIST, Field(min_length=1)], Discriminator(kind_of)]
+Stop = Annotated[Annotated[str, TEXT] | Annotated[list[str], LIST], Discriminator(kind_of)]
 
 
 class ChatMessage(_Strict):
@@ -64,7 +59,7 @@ class ChatRequest(_Strict):
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    stop: str | list[str] | None = None
+    stop: Stop | None = None
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None

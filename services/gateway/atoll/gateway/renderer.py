@@ -1,7 +1,7 @@
 """From messages to token ids, once per request: chat template, then tokenizer. Both come from the model's own files.
 
 >>> renderer = Renderer.from_files(files)  # doctest: +SKIP
->>> renderer.render([{"role": "user", "content": "hi"}])  # doctest: +SKIP
+>>> renderer.render([{"role": "user", "content": "hi"}], limit=2048)  # doctest: +SKIP
 [1, 520, 270, 201, 72, 73, 2, 201, 1, 504]
 """
 
@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from atoll.common.errors import InternalError
+from atoll.api.errors.v1 import errors_pb2
+from atoll.common.errors import AtollError, InternalError, InvalidInput
 from atoll.gateway.chat_template import ChatTemplate, Message
 from tokenizers import Tokenizer
 
@@ -37,6 +38,7 @@ class Renderer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._longest_token = max(len(token) for token in tokenizer.get_vocab(with_added_tokens=True))
         self._template = template
         self.vocabulary_size = vocabulary_size
         self.context_length = context_length
@@ -65,12 +67,35 @@ class Renderer:
             context_length=_positive(config, "max_position_embeddings"),
         )
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt's token ids, [P]. The template writes its special tokens itself, so the tokenizer adds none.
+    def render(self, messages: Sequence[Message], limit: int) -> list[int]:
+        """The prompt's token ids, [P], 1 <= P < limit. The template writes its special tokens, the tokenizer adds none.
 
-        Raises InvalidInput when the template refuses the messages.
+        Raises InvalidInput when the template refuses the messages, AtollError(SEQUENCE_TOO_LONG).
         """
-        return self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+        text = self._template.render(messages)
+        # Megabytes without a space take a tokenizer minutes: what cannot fit is refused unseen.
+        if len(text) > limit * self._longest_token:
+            raise _too_long(f"at least {-(-len(text) // self._longest_token)}", limit)
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not ids:
+            raise InvalidInput("the messages render to no tokens at all", field="messages")
+        if len(ids) >= limit:
+            raise _too_long(str(len(ids)), limit)
+        # Only a tokenizer that does not belong to the model does this; the engine would die of it.
+        if max(ids) >= self.vocabulary_size:
+            raise InternalError(
+                f"the messages render to token id {max(ids)}, the model has 0..{self.vocabulary_size - 1}: "
+                "tokenizer.json does not belong to this model"
+            )
+        return ids
+
+
+def _too_long(count: str, limit: int) -> AtollError:
+    return AtollError(
+        f"the messages are {count} tokens, the context holds {limit} with the answer: send less",
+        reason=errors_pb2.REASON_SEQUENCE_TOO_LONG,
+        field="messages",
+    )
 
 
 def _json_file(files: Mapping[str, bytes], name: str) -> dict[str, object]:

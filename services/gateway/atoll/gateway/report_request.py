@@ -1,13 +1,18 @@
 """POST /atoll/report: feedback over HTTP, recorded as ReportService.CreateReport records it."""
 
+from typing import Annotated
+
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import InvalidInput, NotFound
+from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import JsonObject, NewReport, ReportAnswer
-from atoll.gateway.scenario_choice import choose_scenario
+from atoll.gateway.scenario_choice import HEADER
 from atoll.gateway.scenarios import ScenarioDirectory
-from atoll.gateway.schema_errors import validated
+from atoll.gateway.schema_errors import OBJECT, TEXT, kind_of, validated
 from atoll.gateway.strict_json import parse_object
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, model_validator
+
+Feedback = Annotated[Annotated[str, TEXT] | Annotated[dict[str, JsonValue], OBJECT], Discriminator(kind_of)]
 
 
 class ReportRequest(BaseModel):
@@ -18,7 +23,7 @@ class ReportRequest(BaseModel):
     receipt: str | None = Field(None, min_length=1, max_length=64)
     receipts: list[str] | None = Field(None, min_length=1, max_length=1024)
     score: float | None = None
-    feedback: str | dict[str, JsonValue] | None = None
+    feedback: Feedback | None = None
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     request_id: str = Field("", max_length=64)
     scenario: str | None = Field(None, min_length=1, max_length=63)
@@ -35,25 +40,18 @@ class ReportRequest(BaseModel):
 
 
 async def read_report(
-    raw: bytes, scenario_header: str | None, default_scenario: str | None, scenarios: ScenarioDirectory
+    raw: bytes,
+    scenario_header: str | None,
+    default_scenario: str | None,
+    scenarios: ScenarioDirectory,
+    receipts: Receipts,
 ) -> NewReport:
-    """The report in a body. The scenario is the header's, else the body's, else the deployment's default, else the
-    only one there is. Raises InvalidInput, NotFound(SCENARIO_NOT_FOUND), Unavailable."""
+    """The report in a body. Its scenario is the header's, else the body's, else the one that issued the first receipt.
+
+    Raises InvalidInput, NotFound (SCENARIO_NOT_FOUND, RECEIPT_NOT_FOUND), Unavailable.
+    """
     body = validated(ReportRequest, parse_object(raw))
-    default = default_scenario
-    if scenario_header is None and body.scenario is None and default is None:
-        known = await scenarios.list()
-        if len(known) != 1:
-            raise InvalidInput("scenario is missing: the gateway serves several", field="scenario")
-        default = known[0].scenario_id
-    choice = choose_scenario(scenario_header, body.scenario, default)
-    field = "scenario" if choice.field == "model" else choice.field
-    if choice.number is not None:
-        raise InvalidInput(f"scenario is {body.scenario!r}, expected no version", field=field)
-    try:
-        scenario = (await scenarios.get(choice.scenario)).scenario_id
-    except NotFound as error:
-        raise NotFound(error.message, reason=errors_pb2.REASON_SCENARIO_NOT_FOUND, field=field) from None
+    scenario = await _scenario_of(body, scenario_header, default_scenario, scenarios, receipts)
     return NewReport(
         scenario=scenario,
         receipts=body.all_receipts,
@@ -61,6 +59,28 @@ async def read_report(
         feedback=body.feedback,
         metadata=body.metadata,
         request_id=body.request_id,
+    )
+
+
+async def _scenario_of(
+    body: ReportRequest, header: str | None, default: str | None, scenarios: ScenarioDirectory, receipts: Receipts
+) -> str:
+    named, field = (header, HEADER) if header is not None else (body.scenario, "scenario")
+    if named is not None:
+        try:
+            return (await scenarios.get(named)).scenario_id
+        except (NotFound, InvalidInput) as error:
+            raise NotFound(error.message, reason=errors_pb2.REASON_SCENARIO_NOT_FOUND, field=field) from None
+    first = body.all_receipts[0]
+    if default is not None and receipts.was_issued(default, first):
+        return default
+    for scenario in await scenarios.list():
+        if receipts.was_issued(scenario.scenario_id, first):
+            return scenario.scenario_id
+    raise NotFound(
+        f"no scenario issued the receipt {first!r}",
+        reason=errors_pb2.REASON_RECEIPT_NOT_FOUND,
+        field="receipt" if body.receipt is not None else "receipts",
     )
 
 

@@ -5,12 +5,19 @@ from typing import TypeVar
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import InvalidInput
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, Tag, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
 
-# Pydantic puts the name of a union's member, and a mark for a mapping's key, into the path of a finding.
-_NOT_FIELDS = frozenset({"str", "list[str]", "list[TextPart]", "[key]", "dict", "list[any]", "json-or-python[json]"})
+TEXT, LIST, OBJECT = Tag("<text>"), Tag("<list>"), Tag("<object>")
+"""Tags of a union's members. Pydantic puts them into the path of a finding, and the brackets tell them from fields."""
+
+
+def kind_of(value: object) -> str:
+    """Discriminator of a union by JSON type; anything that is neither a list nor an object is held to be a text."""
+    if isinstance(value, list):
+        return LIST.tag
+    return OBJECT.tag if isinstance(value, dict) else TEXT.tag
 
 
 def validated(schema: type[M], body: dict[str, JsonValue]) -> M:
@@ -36,5 +43,5 @@ def validated(schema: type[M], body: dict[str, JsonValue]) -> M:
 
 
 def dotted(location: Sequence[int | str]) -> str:
-    """Example: ("messages", 0, "content", "str") becomes "messages.0.content"."""
-    return ".".join(str(part) for part in location if part not in _NOT_FIELDS)
+    """Example: ("messages", 0, "content", "<text>") becomes "messages.0.content"."""
+    return ".".join(str(part) for part in location if not str(part).startswith(("<", "[key]")))

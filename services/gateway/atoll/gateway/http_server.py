@@ -1,0 +1,65 @@
+"""uvicorn inside the gateway's own event loop."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from atoll.common.auth import refuse_open_listener
+from atoll.common.errors import BadConfiguration
+from starlette.types import ASGIApp
+
+DRAIN_SECONDS = 20
+"""How long answers in progress may take at a stop; then they are cut, and nothing of them is recorded."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process, which has more to stop than HTTP."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Binds when made, answers from start() to stop(); `port` is the port that was bound (0 picks a free one)."""
+
+    def __init__(self, host: str, port: int, token: str | None) -> None:
+        """Raises BadConfiguration when the port is taken, or open to others without a token."""
+        refuse_open_listener(host, token, "ATOLL_GATEWAY_HOST")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+        except OSError as error:
+            raise BadConfiguration(
+                f"cannot listen on {host}:{port}: {error.strerror}", field="ATOLL_GATEWAY_PORT"
+            ) from None
+        self.port = int(self._listener.getsockname()[1])
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, app: ASGIApp) -> None:
+        """Returns when requests are answered."""
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Takes no more requests and lets those in progress end, for DRAIN_SECONDS."""
+        if self._server is None or self._serving is None:
+            self._listener.close()
+            return
+        self._server.should_exit = True
+        await self._serving

@@ -1,0 +1,50 @@
+"""Fixtures of the gateway's HTTP tests: the real registry, a fake engine, a gateway between them."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.fake_engine import FakeEngine
+from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
+from tests.gateway.processes import free_port, service
+
+TOKEN = "s3cret"
+SCENARIOS = (SCENARIO, "other")
+
+
+@pytest.fixture(scope="session")
+def registry_address(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A registry process with two scenarios of the tiny model, at version 0."""
+    directory = tmp_path_factory.mktemp("registry")
+    port = free_port()
+    scenarios = [
+        {
+            "scenario_id": scenario,
+            "family": "grpo",
+            "options": {"groups_per_step": 2, "n_samples_per_prompt": 2},
+            "base_model": str(tiny_models / "student"),
+        }
+        for scenario in SCENARIOS
+    ]
+    settings = {
+        "ATOLL_REGISTRY_PORT": str(port),
+        "ATOLL_REGISTRY_STORE": str(directory / "store"),
+        "ATOLL_REGISTRY_SCENARIOS": json.dumps(scenarios),
+    }
+    with service("atoll.registry", settings, directory / "log", port):
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine() as running:
+        yield running
+
+
+@pytest.fixture
+async def web(registry_address: str, engine: FakeEngine, tmp_path: Path) -> AsyncIterator[HttpGateway]:
+    """A gateway without a token before the fake engine."""
+    async with http_gateway(registry_address, tmp_path, (engine.url,)) as running:
+        yield running
