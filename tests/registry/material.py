@@ -42,15 +42,13 @@ def manifest_of(contents: Mapping[str, bytes]) -> tuple[ManifestFile, ...]:
     return tuple(ManifestFile(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in contents.items())
 
 
-def settings_for(directory: Path, *, scenario: bool = True, keep: int = 2) -> RegistrySettings:
-    """A registry in `directory`/store with one scenario from `directory`/base, which is made when it is missing."""
-    base = directory / "base"
-    if not base.exists():
-        write_base_model(base)
-    boot = BootScenario(scenario_id=SCENARIO, family="grpo", base_model=str(base))
-    return RegistrySettings(
-        port=0, store=directory / "store", keep_checkpoints=keep, scenarios=(boot,) if scenario else ()
-    )
+def settings_for(directory: Path, *, base: Path | None = None, keep: int = 2) -> RegistrySettings:
+    """A registry in `directory`/store with one scenario from `base`, or from `directory`/base, made when missing."""
+    source = base or directory / "base"
+    if not source.exists():
+        write_base_model(source)
+    boot = BootScenario(scenario_id=SCENARIO, family="grpo", base_model=str(source))
+    return RegistrySettings(port=0, store=directory / "store", keep_checkpoints=keep, scenarios=(boot,))
 
 
 def seal(registry: Registry, content: bytes, kind: Kind = Kind.MODEL) -> Artifact:

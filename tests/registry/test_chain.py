@@ -1,7 +1,6 @@
 import math
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,10 @@ from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.common.errors import AtollError
 from atoll.common.weight_version import WeightVersion
 from atoll.registry.app import Registry
+from atoll.registry.settings import RegistrySettings
 from atoll.registry.types import Kind, Operation
 
-from tests.registry.material import SCENARIO, content, seal, settings_for
+from tests.registry.material import SCENARIO, content, seal
 
 
 def test_version_0_is_the_base_model(registry: Registry) -> None:
@@ -135,7 +135,7 @@ def test_an_artifact_of_the_other_kind_or_removed_is_refused(registry: Registry)
     assert registry.chain.commit(content(4, old.digest)).number == 5
 
 
-def test_a_sample_is_consumed_once_per_scenario(registry: Registry, tmp_path: Path) -> None:
+def test_a_sample_is_consumed_once_per_scenario(registry: Registry) -> None:
     model = seal(registry, b"model")
     many = tuple(f"s-{i}" for i in range(1200))
     registry.chain.commit(content(0, model.digest, consumed_sample_ids=many))
@@ -172,10 +172,8 @@ def test_the_database_itself_forbids_what_the_code_checks(registry: Registry) ->
     raw.close()
 
 
-def test_a_reopened_registry_has_the_same_chain(tmp_path: Path) -> None:
-    first = Registry(settings_for(tmp_path))
-    version = first.chain.commit(content(0, seal(first, b"model").digest))
-    first.close()
-    second = Registry(settings_for(tmp_path))
-    assert second.chain.get(SCENARIO) == version
-    second.close()
+def test_a_reopened_registry_has_the_same_chain(registry: Registry, settings: RegistrySettings) -> None:
+    version = registry.chain.commit(content(0, seal(registry, b"model").digest))
+    reopened = Registry(settings)
+    assert reopened.chain.get(SCENARIO) == version
+    reopened.close()

@@ -12,7 +12,7 @@ def chain(count: int, scenario: str = "s", checkpoints: range | None = None) -> 
     """Versions 0..count-1 with models m0, m1, ... and checkpoints c1, c2, ..."""
     with_checkpoint = range(1, count) if checkpoints is None else checkpoints
     return [
-        VersionBytes(scenario, i, i - 1 if i else None, f"m{i}", f"c{i}" if i in with_checkpoint else None)
+        VersionBytes(scenario, i, i - 1 if i else None, f"m{i}", f"c{i}" if i in with_checkpoint else None, LONG_AGO)
         for i in range(count)
     ]
 
@@ -44,12 +44,12 @@ def test_the_newest_checkpoint_in_the_heads_ancestry_stays() -> None:
 
 def test_a_digest_that_a_kept_version_shares_stays() -> None:
     versions = chain(5)
-    versions[4] = VersionBytes("s", 4, 3, "m1", "c4")
+    versions[4] = VersionBytes("s", 4, 3, "m1", "c4", LONG_AGO)
     assert plan(versions, stored(versions), NOW, keep=2) == ("c1", "c2", "m2")
 
 
 def test_a_digest_that_another_scenario_keeps_stays() -> None:
-    versions = [*chain(5), VersionBytes("t", 0, None, "m1", None)]
+    versions = [*chain(5), VersionBytes("t", 0, None, "m1", None, LONG_AGO)]
     assert plan(versions, stored(versions), NOW, keep=2) == ("c1", "c2", "m2")
 
 
@@ -60,12 +60,15 @@ def test_an_uncommitted_artifact_waits_an_hour_for_its_commit() -> None:
     assert plan(versions, stored(versions, fresh, stale), NOW, keep=2) == ("stale",)
 
 
-def test_fresh_bytes_of_an_old_version_still_go() -> None:
+def test_content_of_an_old_version_that_is_sealed_again_waits_like_new_content() -> None:
     versions = chain(5)
-    fresh = [StoredArtifact(artifact.digest, NOW) for artifact in stored(versions)]
-    assert plan(versions, fresh, NOW, keep=2) == ("c1", "c2", "m1", "m2")
+    again = StoredArtifact("m1", NOW - timedelta(minutes=1))
+    artifacts = [again if artifact.digest == "m1" else artifact for artifact in stored(versions)]
+    assert plan(versions, artifacts, NOW, keep=2) == ("c1", "c2", "m2")
+    assert plan(versions, artifacts, NOW + UNCOMMITTED_GRACE, keep=2) == ("c1", "c2", "m1", "m2")
 
 
+TIMES = st.integers(0, 120).map(lambda minutes: NOW - timedelta(minutes=minutes))
 DIGESTS = st.sampled_from([f"d{i}" for i in range(8)])
 
 
@@ -75,7 +78,9 @@ def chains(draw: st.DrawFn) -> list[VersionBytes]:
     for scenario in ("s", "t"):
         for number in range(draw(st.integers(1, 7))):
             checkpoint = draw(st.none() | DIGESTS)
-            versions.append(VersionBytes(scenario, number, number - 1 if number else None, draw(DIGESTS), checkpoint))
+            versions.append(
+                VersionBytes(scenario, number, number - 1 if number else None, draw(DIGESTS), checkpoint, draw(TIMES))
+            )
     return versions
 
 
@@ -92,10 +97,8 @@ def test_no_plan_touches_what_the_loop_needs(versions: list[VersionBytes], keep:
         with_checkpoint = [version for version in own if version.checkpoint_digest is not None]
         if with_checkpoint:
             assert with_checkpoint[-1].checkpoint_digest not in removed
-    used = {digest for version in versions for digest in (version.model_digest, version.checkpoint_digest)}
-    assert all(
-        artifact.digest in used or artifact.sealed_at <= NOW - UNCOMMITTED_GRACE
-        for artifact in artifacts
-        if artifact.digest in removed
-    )
+    for artifact in artifacts:
+        if artifact.digest in removed and artifact.sealed_at > NOW - UNCOMMITTED_GRACE:
+            users = [v for v in versions if artifact.digest in (v.model_digest, v.checkpoint_digest)]
+            assert max(version.committed_at for version in users) >= artifact.sealed_at
     assert plan(versions, [artifact for artifact in artifacts if artifact.digest not in removed], NOW, keep) == ()

@@ -23,13 +23,13 @@ class Database:
         """Raises BadConfiguration for a URL that names no database we can open."""
         try:
             self._engine = sa.create_engine(url)
-        except (sa.exc.ArgumentError, ImportError) as error:
+            if self.file is not None:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+        except (sa.exc.ArgumentError, ImportError, OSError) as error:
             raise BadConfiguration(
                 f"ATOLL_REGISTRY_DATABASE_URL cannot be used: {error}", field="ATOLL_REGISTRY_DATABASE_URL"
             ) from None
         if self._engine.dialect.name == "sqlite":
-            if self.file is not None:
-                self.file.parent.mkdir(parents=True, exist_ok=True)
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
             sa.event.listen(self._engine, "begin", _begin_sqlite)
 

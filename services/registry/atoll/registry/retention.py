@@ -11,13 +11,14 @@ UNCOMMITTED_GRACE = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class VersionBytes:
-    """A version and what it refers to. Example: VersionBytes("support", 3, 2, "ab12...", "cd34...")."""
+    """A version and what it refers to. Example: VersionBytes("support", 3, 2, "ab12...", "cd34...", utc_now())."""
 
     scenario: str
     number: int
     parent: int | None
     model_digest: str
     checkpoint_digest: str | None
+    committed_at: datetime
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,27 @@ def plan(
     scenario's newest versions keep their bytes, 1 or more.
 
     Kept besides them: the head's parent, the newest checkpoint in the head's ancestry, the model of version 0, and what
-    was sealed less than an hour ago and is not committed. A digest that any kept version shares stays.
+    was sealed less than an hour ago and not committed since. A digest that any kept version shares stays.
     """
     chains: dict[str, list[VersionBytes]] = defaultdict(list)
     for version in versions:
         chains[version.scenario].append(version)
-    committed: set[str] = set()
+    committed_at: dict[str, datetime] = {}
     kept: set[str] = set()
     for chain in chains.values():
-        committed |= {digest for version in chain for digest in _digests(version)}
+        for version in chain:
+            for digest in _digests(version):
+                committed_at[digest] = max(version.committed_at, committed_at.get(digest, version.committed_at))
         kept |= _kept(sorted(chain, key=lambda version: version.number, reverse=True), keep)
+
+    def waits_for_commit(artifact: StoredArtifact) -> bool:
+        # Content of an old version may have been sealed again for a version to come.
+        last = committed_at.get(artifact.digest)
+        return (last is None or last < artifact.sealed_at) and now - artifact.sealed_at < UNCOMMITTED_GRACE
+
     return tuple(
         sorted(
-            artifact.digest
-            for artifact in artifacts
-            if artifact.digest not in kept
-            and (artifact.digest in committed or now - artifact.sealed_at >= UNCOMMITTED_GRACE)
+            artifact.digest for artifact in artifacts if artifact.digest not in kept and not waits_for_commit(artifact)
         )
     )
 

@@ -60,5 +60,6 @@ def _versions(connection: sa.Connection) -> list[VersionBytes]:
         _VERSIONS.c.parent,
         _VERSIONS.c.model_digest,
         _VERSIONS.c.checkpoint_digest,
+        _VERSIONS.c.created_at,
     ).where(_VERSIONS.c.model_digest.in_(stored) | _VERSIONS.c.checkpoint_digest.in_(stored))
     return [VersionBytes(*row) for row in connection.execute(query)]

@@ -1,0 +1,137 @@
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from atoll.common.errors import BadConfiguration, NotFound
+from atoll.registry import durable
+from atoll.registry.app import Registry
+from atoll.registry.settings import RegistrySettings
+from atoll.registry.types import Kind, utc_now
+
+from tests.registry.material import SCENARIO, content, seal, write_files
+
+
+def execute(registry: Registry, statement: str, *values: object) -> None:
+    assert registry.database.file is not None
+    with sqlite3.connect(registry.database.file) as connection:
+        connection.execute(statement, values)
+
+
+def microseconds_ago(hours: int) -> int:
+    return int((utc_now() - timedelta(hours=hours)).timestamp() * 1e6)
+
+
+def test_sealed_bytes_without_a_row_are_adopted(registry: Registry, settings: RegistrySettings) -> None:
+    artifact = seal(registry, b"model")
+    execute(registry, "DELETE FROM artifact_files WHERE digest = ?", artifact.digest)
+    execute(registry, "DELETE FROM artifacts WHERE digest = ?", artifact.digest)
+    assert Registry(settings).artifacts.get(artifact.digest) == artifact
+
+
+def test_sealed_bytes_without_a_row_that_do_not_verify_are_removed(
+    registry: Registry, settings: RegistrySettings
+) -> None:
+    artifact = seal(registry, b"model")
+    execute(registry, "DELETE FROM artifact_files WHERE digest = ?", artifact.digest)
+    execute(registry, "DELETE FROM artifacts WHERE digest = ?", artifact.digest)
+    path = registry.artifacts.store.files_of(artifact.digest) / "weights.bin"
+    path.chmod(0o600)
+    path.write_bytes(b"MODEL")
+    with pytest.raises(NotFound):
+        Registry(settings).artifacts.get(artifact.digest)
+    assert not (registry.artifacts.store.artifacts / artifact.digest).exists()
+
+
+def test_a_removal_that_stopped_after_its_row_is_finished(registry: Registry, settings: RegistrySettings) -> None:
+    artifact = seal(registry, b"model")
+    execute(registry, "UPDATE artifacts SET removed_at = ? WHERE digest = ?", microseconds_ago(-1), artifact.digest)
+    with pytest.raises(NotFound, match="retention removed it"):
+        Registry(settings).artifacts.get(artifact.digest)
+    assert not (registry.artifacts.store.artifacts / artifact.digest).exists()
+
+
+def test_a_seal_of_removed_content_that_stopped_before_its_row_is_finished(
+    registry: Registry, settings: RegistrySettings
+) -> None:
+    artifact = seal(registry, b"model")
+    execute(registry, "UPDATE artifacts SET removed_at = ? WHERE digest = ?", microseconds_ago(2), artifact.digest)
+    assert Registry(settings).artifacts.get(artifact.digest) == artifact
+
+
+def test_staging_areas_of_dead_writers_wait_for_them(registry: Registry, settings: RegistrySettings) -> None:
+    files = write_files(registry.artifacts.store.stage("one", Kind.MODEL), {"a": b"a"})
+    assert Registry(settings).artifacts.seal("one", files)
+
+
+def test_unfinished_staging_areas_and_trash_are_cleaned_up(registry: Registry, settings: RegistrySettings) -> None:
+    store = registry.artifacts.store
+    write_files(store.staging / ".new-1234", {"files/x": b""})
+    write_files(store.trash / "1234", {"files/x": b""})
+    durable.make_read_only(store.trash / "1234")
+    Registry(settings)
+    assert not any(store.staging.iterdir())
+    assert not any(store.trash.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt",
+        "artifacts/notes.txt",
+        "artifacts/" + "f" * 64,
+        "staging/notes.txt",
+        "staging/One/manifest.json",
+        "artifacts/{digest}/notes.txt",
+        "artifacts/{digest}/files/notes.txt",
+        "artifacts/{digest}/files/deep/notes.txt",
+    ],
+)
+def test_files_that_atoll_did_not_write_block_the_start_and_stay(
+    registry: Registry, settings: RegistrySettings, name: str
+) -> None:
+    digest = registry.chain.get(SCENARIO).content.model_digest
+    store = registry.artifacts.store
+    path = store.root / name.format(digest=digest)
+    for folder in (store.artifacts / digest, store.files_of(digest)):
+        folder.chmod(0o755)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(BadConfiguration, match=r"holds what Atoll did not write.*nothing was deleted") as refused:
+        Registry(settings)
+    shown = name.format(digest=digest).removesuffix("/manifest.json")
+    assert shown in refused.value.message
+    assert path.read_text() == "mine"
+
+
+def test_a_database_elsewhere_or_a_lost_and_found_is_no_stranger(tmp_path: Path, settings: RegistrySettings) -> None:
+    (settings.store / "lost+found").mkdir()
+    (settings.store / "registry.db").rename(settings.store / "chain.sqlite")
+    moved = settings.model_copy(update={"database_url": f"sqlite:///{settings.store / 'chain.sqlite'}"})
+    assert Registry(moved).scenarios.get(SCENARIO).head == 0
+
+
+def test_a_lost_model_of_a_head_blocks_the_start(registry: Registry, settings: RegistrySettings) -> None:
+    digest = registry.chain.get(SCENARIO).content.model_digest
+    durable.remove_tree(registry.artifacts.store.artifacts / digest)
+    with pytest.raises(BadConfiguration, match=f"lost the model of a head: support version 0: {digest}"):
+        Registry(settings)
+
+
+def test_other_lost_bytes_are_marked_removed(registry: Registry, settings: RegistrySettings) -> None:
+    first, second = seal(registry, b"first"), seal(registry, b"second")
+    registry.chain.commit(content(0, first.digest))
+    registry.chain.commit(content(1, second.digest))
+    durable.remove_tree(registry.artifacts.store.artifacts / first.digest)
+    reopened = Registry(settings)
+    with pytest.raises(NotFound):
+        reopened.artifacts.get(first.digest)
+    assert reopened.chain.get(SCENARIO).content.model_digest == second.digest
+
+
+def test_a_store_without_its_database_is_taken_in_again(registry: Registry, settings: RegistrySettings) -> None:
+    artifact = seal(registry, b"model")
+    registry.close()
+    for name in ("registry.db", "registry.db-wal", "registry.db-shm"):
+        (settings.store / name).unlink(missing_ok=True)
+    assert Registry(settings).artifacts.get(artifact.digest) == artifact
