@@ -27,6 +27,9 @@ from tests.engines import free_port
 
 ATOLL = Path(sys.executable).with_name("atoll")
 SCENARIO = "demo"
+TOKEN = "end-to-end-token"
+"""Asked for by every service, so every call between them carries it."""
+AUTHORIZATION = (("authorization", f"Bearer {TOKEN}"),)
 GROUP_SIZE = 2
 GROUPS = 2
 BATCH = GROUPS * GROUP_SIZE
@@ -72,8 +75,8 @@ class LiveStack:
         self._ports = {name: free_port() for name in ("registry", "engine", "gateway", "gateway_grpc", "trainer")}
         self._settings = {name.replace("__", "."): str(value) for name, value in settings.items()}
         self._serve: subprocess.Popen[str] | None = None
-        self.http = httpx.Client(base_url=self.gateway_url, timeout=60.0, headers={"x-atoll-scenario": SCENARIO})
-        self.openai = OpenAI(base_url=f"{self.gateway_url}/v1", api_key="none", max_retries=0, timeout=60.0)
+        self.http = httpx.Client(base_url=self.gateway_url, timeout=60.0, headers={"authorization": f"Bearer {TOKEN}"})
+        self.openai = OpenAI(base_url=f"{self.gateway_url}/v1", api_key=TOKEN, max_retries=0, timeout=60.0)
 
     @property
     def gateway_url(self) -> str:
@@ -102,7 +105,7 @@ class LiveStack:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
         self._serve = subprocess.Popen(
             [str(ATOLL), "serve", "-c", "tiny-cpu", *words],
-            env=environment | {"ATOLL_MODEL": str(self.model)},
+            env=environment | {"ATOLL_MODEL": str(self.model), "ATOLL_TOKEN": TOKEN},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -191,14 +194,18 @@ class LiveStack:
         """The chain from the registry, oldest first."""
         with self._channel("registry") as channel:
             stub = version_service_pb2_grpc.VersionServiceStub(channel)
-            answer = stub.ListVersions(version_service_pb2.ListVersionsRequest(scenario=SCENARIO), timeout=10)
+            answer = stub.ListVersions(
+                version_service_pb2.ListVersionsRequest(scenario=SCENARIO), timeout=10, metadata=AUTHORIZATION
+            )
         return sorted(answer.versions, key=lambda version: version.number)
 
     def artifact(self, digest: str) -> Path:
         """Where the files of an artifact are."""
         with self._channel("registry") as channel:
             stub = artifact_service_pb2_grpc.ArtifactServiceStub(channel)
-            answer = stub.GetArtifact(artifact_service_pb2.GetArtifactRequest(digest=digest), timeout=10)
+            answer = stub.GetArtifact(
+                artifact_service_pb2.GetArtifactRequest(digest=digest), timeout=10, metadata=AUTHORIZATION
+            )
         return Path(answer.artifact.location)
 
     def sample(self, receipt: str) -> RecordedSample:
@@ -206,7 +213,7 @@ class LiveStack:
         with self._channel("gateway_grpc") as channel:
             stub = sample_service_pb2_grpc.SampleServiceStub(channel)
             request = sample_service_pb2.GetSampleRequest(scenario=SCENARIO, receipt=receipt)
-            pieces = iter(stub.GetSample(request, timeout=10))
+            pieces = iter(stub.GetSample(request, timeout=10, metadata=AUTHORIZATION))
             header = next(pieces).row
             reader = TensorReader(list(header.tensors))
             for piece in pieces:
@@ -220,7 +227,7 @@ class LiveStack:
             stub = sample_service_pb2_grpc.SampleServiceStub(channel)
             request = sample_service_pb2.ListSamplesRequest(scenario=SCENARIO)
             while True:
-                page = stub.ListSamples(request, timeout=10)
+                page = stub.ListSamples(request, timeout=10, metadata=AUTHORIZATION)
                 found.extend(page.samples)
                 if not page.next_page_token:
                     return found

@@ -175,6 +175,8 @@ def run_service(name: str, kind: type[S], main: Callable[[S], Coroutine[Any, Any
     """The `__main__` of a service: settings, logging, its main coroutine; a refusal is one line and exit status 2."""
     try:
         settings = load_settings(kind)
+        # Before anything is waited for: a service may need its neighbours up before it makes its server.
+        refuse_open_listener(settings.host, settings.token_text, f"{kind.model_config.get('env_prefix', '')}HOST")
         configure_logging(name, settings.log_level)
         asyncio.run(main(settings))
     except BadConfiguration as error:
