@@ -33,11 +33,15 @@ class FakeSample:
 
 
 class FakeSamples(sample_service_pb2_grpc.SampleServiceServicer):
-    """`batches` by job id; `refusals` are raised by the calls to come, one each, after the first row."""
+    """`batches` by job id; `refusals` are raised by the calls to come, one each, after the first row.
+
+    `cuts`: so many calls to come end after the first row as those of a gateway that is stopping.
+    """
 
     def __init__(self) -> None:
         self.batches: dict[str, Sequence[FakeSample]] = {}
         self.refusals: list[AtollError] = []
+        self.cuts = 0
 
     async def ReadBatch(
         self, request: sample_service_pb2.ReadBatchRequest, context: Context
@@ -49,6 +53,9 @@ class FakeSamples(sample_service_pb2_grpc.SampleServiceServicer):
             yield piece
             if piece.HasField("chunk") and self.refusals:
                 raise self.refusals.pop(0)
+            if piece.HasField("chunk") and self.cuts:
+                self.cuts -= 1
+                await context.abort(grpc.StatusCode.CANCELLED, "stopping")
 
 
 def pieces_of(job_id: str, batch: Sequence[FakeSample]) -> list[sample_service_pb2.ReadBatchResponse]:

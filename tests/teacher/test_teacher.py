@@ -23,7 +23,7 @@ from tests.engines import VOCAB_SIZE, free_port
 from tests.forward import all_log_probs, log_probs_of
 
 TOLERANCE = 1e-4
-START_SECONDS = 180
+START_SECONDS = 280
 
 
 @dataclass(frozen=True)

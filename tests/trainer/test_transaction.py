@@ -8,8 +8,10 @@ import grpc
 import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2
+from atoll.common.channels import open_channel
 from atoll.common.errors import AtollError, Unavailable
 from atoll.trainer.backend import StepRefused
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.fakes.samples import FakeSample
 from tests.trainer.world import World, pair, until, world
@@ -196,6 +198,40 @@ async def test_a_pull_that_breaks_is_repeated_from_the_start(here: World) -> Non
     await stub.SubmitJob(here.job("job-0", pair("a")))
     assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
     assert here.samples.refusals == []
+
+
+async def test_a_gateway_that_stops_while_rows_are_pulled_costs_no_job(here: World) -> None:
+    stub = await here.start()
+    here.samples.cuts = 2
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+    assert here.samples.cuts == 0
+
+
+async def test_a_head_that_does_not_load_keeps_the_job_waiting_and_health_says_so(here: World) -> None:
+    stub = await here.start()
+    assert here.trainer is not None
+    health = health_pb2_grpc.HealthStub(
+        await here.stack.enter_async_context(open_channel(f"127.0.0.1:{here.trainer.server.port}"))
+    )
+    seen: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    def fail_and_look() -> None:
+        check = asyncio.run_coroutine_threadsafe(_status(health), loop)
+        seen.append(check.result(10))
+        here.backend.crash()
+
+    here.backend.before = {"train": [here.backend.crash], "load": [fail_and_look] * 3}
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    assert seen == [serving, not_serving, not_serving]
+    assert await _status(health) == serving
+
+
+async def _status(health: health_pb2_grpc.HealthStub) -> int:
+    return int((await health.Check(health_pb2.HealthCheckRequest())).status)
 
 
 async def test_a_running_job_that_is_cancelled_leaves_no_version_and_no_trace_in_the_weights(here: World) -> None:

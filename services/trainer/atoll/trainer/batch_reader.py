@@ -9,12 +9,12 @@ import numpy as np
 from atoll.api.gateway.v1 import report_pb2, sample_service_pb2, sample_service_pb2_grpc
 from atoll.common import structs
 from atoll.common.errors import InternalError
-from atoll.common.rpc_errors import from_rpc_error
 from atoll.common.tensors import Array, TensorReader
 from atoll.families.batching import ReportView
 from atoll.families.family import ReportedSample, SampleView
 from atoll.families.refusals import batch_refused
 from atoll.families.rows import Float32, Int32, UInt8, VersionSpan
+from atoll.trainer.calls import failure_of
 
 PULL_SECONDS = 600.0
 """Deadline of a whole pull."""
@@ -38,7 +38,7 @@ class BatchReader:
         try:
             items = [item async for item in rows_of(call)]
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise failure_of(error) from None
         got = [item.sample.sample_id for item in items]
         if got != list(sample_ids):
             raise batch_refused(

@@ -1,10 +1,9 @@
 """What the trainer knows of the registry: the scenario, the versions of its chain, and the commit."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 from atoll.api.errors.v1 import errors_pb2
@@ -19,14 +18,12 @@ from atoll.api.registry.v1 import (
 )
 from atoll.common import structs
 from atoll.common.errors import AtollError
-from atoll.common.rpc_errors import from_rpc_error
 from atoll.common.weight_version import WeightVersion
+from atoll.trainer.calls import answer_of
 from pydantic import JsonValue
 
 CALL_SECONDS = 30.0
 """Deadline of a call that only touches the database."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -163,11 +160,3 @@ class Chain:
         version = ChainVersion.from_message(message)
         self._by_number[version.number] = version
         return version
-
-
-async def answer_of(call: Awaitable[T]) -> T:
-    """The answer of a gRPC call; its failure as an AtollError."""
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None

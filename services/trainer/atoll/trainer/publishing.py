@@ -81,9 +81,10 @@ class Publisher:
             try:
                 head = await self._patience.ask("head to publish", self._chain.head)
                 await self._drive(engine, head)
-            except AtollError as error:
+            except Exception as error:  # whatever an engine answers, training goes on and so does publishing
                 seen.version = None
-                log.warning("engine does not serve the head, trying again", engine=engine.base_url, error=error.message)
+                why = error.message if isinstance(error, AtollError) else repr(error)
+                log.warning("engine does not serve the head, trying again", engine=engine.base_url, error=why)
                 await asyncio.sleep(self._patience.pause_s(failures))
                 failures += 1
                 continue

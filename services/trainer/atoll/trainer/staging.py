@@ -15,7 +15,8 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import artifact_pb2, artifact_service_pb2, artifact_service_pb2_grpc
 from atoll.common.errors import AtollError
 from atoll.trainer.backend import TrainingBackend
-from atoll.trainer.chain import CALL_SECONDS, answer_of
+from atoll.trainer.calls import answer_of
+from atoll.trainer.chain import CALL_SECONDS
 from atoll.trainer.phases import PhaseClock
 from atoll.trainer.retries import Patience
 

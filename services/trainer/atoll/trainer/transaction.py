@@ -5,6 +5,7 @@ registry says and at what the workers hold, and lets `decision.next_action` choo
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 
@@ -13,7 +14,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.api.trainer.v1 import job_pb2
 from atoll.api.trainer.v1.job_pb2 import JobState
-from atoll.common.errors import AtollError
+from atoll.common.errors import AtollError, InternalError
 from atoll.families.driver import JobContext
 from atoll.families.family import ReportedSample
 from atoll.trainer.admission import Admitted, Dropped, ProducedSample, admit, producing_numbers
@@ -91,6 +92,9 @@ class JobRunner:
                 log.error("workers lost", attempt=progress.crashes, error=crash.message)
             except StorageFull as full:
                 await self._defer(progress, full.message)
+            except InternalError as error:
+                await self._end(body, job_pb2.JOB_STATE_FAILED, error.reason, error.message, ())
+                return
             except AtollError as error:
                 named = sample_of(error, body.sample_ids)
                 await self._end(body, job_pb2.JOB_STATE_REFUSED, error.reason, error.message, named)
@@ -162,7 +166,9 @@ class JobRunner:
         with clock.phase("train"):
             trained = await self._take_steps(prepared, head)
         progress.trained_from, progress.new_state = head.number, prepared.new_state
-        progress.metrics = {**prepared.metrics, **admitted.metrics, **trained}
+        metrics = {**prepared.metrics, **admitted.metrics, **trained}
+        # The chain takes finite numbers only, and a metric is no reason to lose a step.
+        progress.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     async def _admit(self, items: tuple[ReportedSample, ...], head: ChainVersion) -> Admitted:
         samples = [

@@ -1,0 +1,34 @@
+"""Calls to other services: their answer, or the AtollError that their failure stands for."""
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import grpc
+from atoll.common.errors import AtollError, Unavailable
+from atoll.common.rpc_errors import from_rpc_error
+from grpc_status import rpc_status
+
+T = TypeVar("T")
+
+_OF_TRANSPORT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+
+
+async def answer_of(call: Awaitable[T]) -> T:
+    """The answer of a call. Raises what `failure_of` makes of its failure."""
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise failure_of(error) from None
+
+
+def failure_of(error: grpc.RpcError) -> AtollError:
+    """The AtollError of a failed call.
+
+    A service that stops cuts its calls with CANCELLED, a connection that breaks with INTERNAL or UNKNOWN. An error that
+    a service of Atoll chose carries details; without them the call is worth asking again.
+    """
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() in _OF_TRANSPORT:
+        metadata = error.trailing_metadata() or ()
+        if all(key != rpc_status.GRPC_DETAILS_METADATA_KEY for key, _ in metadata):
+            return Unavailable(f"{error.code().name}: {error.details()}")
+    return from_rpc_error(error)

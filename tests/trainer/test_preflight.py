@@ -1,0 +1,93 @@
+"""What is refused before a worker starts, and that the refusal names the setting and the fix."""
+
+import json
+from pathlib import Path
+
+import pytest
+from atoll.common.errors import BadConfiguration
+from atoll.trainer.chain import ScenarioFacts
+from atoll.trainer.preflight import refuse_settings, resolve_bound_family, run_settings, vocabulary_size
+from atoll.trainer.settings import TrainerSettings
+from pydantic import JsonValue
+
+from tests.trainer.world import OPTIONS, world
+
+
+def settings(directory: Path, **changes: object) -> TrainerSettings:
+    fields = {
+        "scenario": "chat",
+        "registry": "127.0.0.1:1",
+        "gateway": "127.0.0.1:1",
+        "engines": ("http://127.0.0.1:2",),
+        "run_dir": directory / "run",
+        **changes,
+    }
+    return TrainerSettings.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"engines": ()}, "ATOLL_TRAINER_ENGINES is empty"),
+        ({"engines": ("http://e", "http://e")}, "ATOLL_TRAINER_ENGINES names an engine twice"),
+        ({"min_engines": 2}, "ATOLL_TRAINER_MIN_ENGINES is 2, expected at most the 1"),
+        ({"run_dir": Path("/dev/null/run")}, "ATOLL_TRAINER_RUN_DIR"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(tmp_path: Path, changes: dict[str, object], names: str) -> None:
+    with pytest.raises(BadConfiguration, match=names):
+        refuse_settings(settings(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "says"),
+    [
+        ("nonesuch", {}, "nonesuch.*known: .*grpo"),
+        ("grpo", {"eps_clipp": 0.1}, "scenario chat: .*eps_clip"),
+        ("grpo", {"eps_clip": 3}, "scenario chat: .*eps_clip"),
+        ("no_such_package.losses:Family", {}, "no_such_package"),
+    ],
+)
+def test_a_scenario_whose_family_cannot_be_trained_is_refused(
+    tmp_path: Path, family: str, options: dict[str, JsonValue], says: str
+) -> None:
+    facts = ScenarioFacts("chat", family, options, 0)
+    with pytest.raises(BadConfiguration, match=says):
+        resolve_bound_family(facts, run_settings(settings(tmp_path), facts, 1000))
+
+
+@pytest.mark.parametrize("config", [None, {}, {"vocab_size": "many"}, {"vocab_size": 0}])
+def test_a_model_that_does_not_tell_its_vocabulary_is_refused(tmp_path: Path, config: dict[str, object] | None) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadConfiguration, match=r"config\.json"):
+        vocabulary_size(tmp_path)
+
+
+async def test_a_scenario_that_the_registry_does_not_have_is_refused(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        here.settings = here.settings.model_copy(update={"scenario": "other"})
+        with pytest.raises(BadConfiguration, match="ATOLL_TRAINER_SCENARIO is 'other'"):
+            await here.start()
+
+
+async def test_a_head_without_a_checkpoint_is_refused_since_training_cannot_go_on_from_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        here.registry.append("job-other")
+        with pytest.raises(BadConfiguration, match="version 1 keeps no checkpoint"):
+            await here.start()
+        assert here.backend.loads == []
+
+
+async def test_a_head_that_crashes_the_workers_at_boot_ends_the_process(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        here.backend.before["load"] = [here.backend.crash]
+        with pytest.raises(BadConfiguration, match=r"version 0 cannot be loaded: .*SIGKILL"):
+            await here.boot()
+
+
+def test_the_options_of_the_fakes_are_those_of_a_real_family(tmp_path: Path) -> None:
+    facts = ScenarioFacts("chat", "grpo", OPTIONS, 3)
+    run = run_settings(settings(tmp_path, tensor_parallel=2), facts, 1000)
+    assert (run.max_staleness, run.tensor_parallel, run.vocab_size) == (3, 2, 1000)
+    assert resolve_bound_family(facts, run).name == "grpo"

@@ -1,0 +1,34 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+from atoll.api.registry.v1 import artifact_pb2
+from atoll.common.names import check_id
+from atoll.trainer.staging import StorageFull, manifest_of, refuse_full, staging_request_id
+
+
+def test_the_manifest_names_every_file_with_its_size_and_digest(tmp_path: Path) -> None:
+    contents = {"a.bin": b"x" * 5_000_000, "deep/down/b.txt": b"hello", "empty": b""}
+    for name, data in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    manifest = manifest_of(tmp_path)
+    assert {file.path: (file.size, file.sha256) for file in manifest} == {
+        name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()
+    }
+
+
+def test_a_restarted_trainer_names_the_same_area_and_another_attempt_another_one() -> None:
+    model, checkpoint = artifact_pb2.ARTIFACT_KIND_MODEL, artifact_pb2.ARTIFACT_KIND_CHECKPOINT
+    job_id = "j" * 63
+    assert staging_request_id(job_id, 1, model) == staging_request_id(job_id, 1, model)
+    names = {staging_request_id(job_id, attempt, kind) for attempt in (1, 2) for kind in (model, checkpoint)}
+    assert len(names) == 4
+    for name in names:
+        assert check_id(name, "request_id") == name
+
+
+def test_a_store_without_room_for_a_version_like_the_last_is_full(tmp_path: Path) -> None:
+    refuse_full(tmp_path, 1)
+    with pytest.raises(StorageFull, match="goes on by itself"):
+        refuse_full(tmp_path, 1 << 60)
