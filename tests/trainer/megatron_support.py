@@ -54,7 +54,8 @@ class Pool:
     def backend(self, tensor: int, data: int, micro_batch: MicroBatchLimit | None = None) -> MegatronBackend:
         layout = ParallelLayout(tensor, data)
         optimizer = AdamW(epsilon=EPSILON, weight_decay=WEIGHT_DECAY, clip_grad=CLIP)
-        settings = MegatronSettings(layout, micro_batch or MicroBatchLimit(), optimizer)
+        # 1,280 columns on one rank and 1,536 on two: a checkpoint that moves between them is cut and padded anew.
+        settings = MegatronSettings(layout, micro_batch or MicroBatchLimit(), optimizer, vocabulary_multiple=256)
 
         def launch(plan: WorkerPlan) -> WorkerGroup:
             if layout not in self.groups or not self.groups[layout].alive():

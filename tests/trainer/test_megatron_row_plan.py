@@ -15,6 +15,10 @@ def test_a_micro_batch_ends_at_its_token_and_row_limits() -> None:
     assert plan_rows([1, 1, 1], 1, MicroBatchLimit(rows=2)) == (((0, 1), (2,)),)
 
 
+def test_without_rows_every_rank_gets_one_empty_micro_batch() -> None:
+    assert plan_rows([], 2, MicroBatchLimit()) == (((),), ((),))
+
+
 def test_a_rank_without_rows_gets_empty_micro_batches() -> None:
     assert plan_rows([5], 2, MicroBatchLimit()) == (((0,),), ((),))
 

@@ -80,6 +80,15 @@ def test_kill_9_of_one_rank_is_reported_within_seconds(tmp_path: Path) -> None:
         assert all(gone(pid) for pid in pids)
 
 
+def test_the_log_tail_is_of_this_group_and_not_of_one_before_it(tmp_path: Path) -> None:
+    with group_of(1, tmp_path) as group, pytest.raises(WorkerLost):
+        group.call("kill_self_on", [(0, "words of the first")], 60)
+    with group_of(1, tmp_path) as group, pytest.raises(WorkerLost) as lost:
+        group.call("kill_self_on", [(0, "words of the second")], 60)
+    assert "words of the second" in lost.value.log_tail
+    assert "words of the first" not in lost.value.log_tail
+
+
 def test_a_late_answer_kills_the_group(tmp_path: Path) -> None:
     with group_of(2, tmp_path) as group:
         pids = group.pids()

@@ -13,6 +13,7 @@ from atoll.trainer.megatron.cpu import install_cpu_adapter
 from atoll.trainer.megatron.settings import MegatronSettings
 from atoll.trainer.workers.group import WorkerPlace
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 
 def join_groups(place: WorkerPlace, settings: MegatronSettings, timeout_s: float) -> torch.device:
@@ -41,6 +42,8 @@ def join_groups(place: WorkerPlace, settings: MegatronSettings, timeout_s: float
     )
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=settings.layout.tensor)
     # Every rank draws the same numbers: with dropout 0 only shared decisions may depend on them.
+    if device.type == "cuda":
+        model_parallel_cuda_manual_seed(settings.seed)
     random.seed(settings.seed)
     torch.manual_seed(settings.seed)
     np.random.seed(settings.seed)

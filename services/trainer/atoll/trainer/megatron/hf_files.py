@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors import safe_open
@@ -15,7 +14,8 @@ from torch import Tensor
 _FILE_BYTES = 4 * 1024**3
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_COPIED = (
+_COMPANIONS = (
+    "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -57,18 +57,25 @@ class HfWeights:
         return tensor
 
 
-def write_export(source: Path, target: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Write weights (Hugging Face names, one dtype) with the config and the tokenizer files of ``source``.
+def read_companions(directory: Path) -> dict[str, bytes]:
+    """What belongs to a model beside its weights: configuration, tokenizer and chat template, by file name.
 
-    ``target`` is created and must not exist. Equal weights and an equal source give equal bytes. Each file is complete
-    when this returns; syncing the directory is the caller's.
+    They are kept in memory, so that an export does not depend on a directory that retention may have removed.
     """
-    target.mkdir(parents=True)
-    for name in _COPIED:
-        if (source / name).exists():
-            shutil.copyfile(source / name, target / name)
+    return {name: (directory / name).read_bytes() for name in _COMPANIONS if (directory / name).exists()}
+
+
+def write_export(companions: Mapping[str, bytes], target: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Write weights (Hugging Face names, one dtype) with the companion files of the model they come from.
+
+    ``target`` is created and must not exist. Equal weights and companions give equal bytes. Each file is complete when
+    this returns; syncing the directory is the caller's.
+    """
     files, dtype = _group_by_size(weights)
-    config = json.loads((source / "config.json").read_text())
+    target.mkdir(parents=True)
+    for name, content in companions.items():
+        (target / name).write_bytes(content)
+    config = json.loads(companions["config.json"])
     config.pop("torch_dtype", None)
     config["dtype"] = dtype
     (target / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -13,7 +13,7 @@ from atoll.trainer.megatron.architecture import Architecture, read_architecture
 from atoll.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint, warm_up_saving
 from atoll.trainer.megatron.forward import ResponseModel
 from atoll.trainer.megatron.groups import join_groups
-from atoll.trainer.megatron.hf_files import HfWeights, write_export
+from atoll.trainer.megatron.hf_files import HfWeights, read_companions, write_export
 from atoll.trainer.megatron.model import build_model, padded_vocabulary
 from atoll.trainer.megatron.objective import Objective
 from atoll.trainer.megatron.optimizer import StepOptimizer, wrap_for_data_parallel
@@ -42,7 +42,7 @@ class _Model:
     wrapped: DistributedDataParallel
     responses: ResponseModel
     optimizer: StepOptimizer
-    source: Path
+    companions: dict[str, bytes]
 
 
 class MegatronRank:
@@ -65,9 +65,9 @@ class MegatronRank:
         """Weights and a fresh optimizer, or everything from a checkpoint."""
         architecture = read_architecture(model_directory)
         if self._model is None or self._model.architecture != architecture:
-            self._model = self._build(architecture, model_directory)
+            self._model, self._reference = self._build(architecture), None
         model = self._model
-        model.source = model_directory
+        model.companions = read_companions(model_directory)
         if checkpoint_directory is not None:
             driver_state = load_checkpoint(checkpoint_directory, model.module, model.optimizer)
             return Loaded(model.optimizer.steps_taken(), driver_state)
@@ -116,14 +116,14 @@ class MegatronRank:
         if model_directory is not None:
             weights = gather_weights(model.module, model.architecture)
             if self._place.rank == 0:
-                write_export(model.source, model_directory, weights)
+                write_export(model.companions, model_directory, weights)
             else:
                 for _ in weights:  # takes part in the gathers
                     pass
         if checkpoint_directory is not None:
             save_checkpoint(checkpoint_directory, model.module, model.optimizer, driver_state)
 
-    def _build(self, architecture: Architecture, source: Path) -> _Model:
+    def _build(self, architecture: Architecture) -> _Model:
         module = build_model(architecture, self._settings, self._device)
         wrapped = wrap_for_data_parallel(module)
         return _Model(
@@ -134,7 +134,7 @@ class MegatronRank:
             wrapped=wrapped,
             responses=ResponseModel(wrapped),
             optimizer=StepOptimizer(wrapped, self._settings.optimizer),
-            source=source,
+            companions={},
         )
 
     def _shard(self, vocab_size: int) -> VocabShard:

@@ -22,7 +22,7 @@ def plan_rows(lengths: Sequence[int], data_ranks: int, limit: MicroBatchLimit) -
         shares[emptiest].append(row)
         loads[emptiest] += lengths[row]
     cut = [_cut(sorted(share), lengths, limit) for share in shares]
-    most = max(len(micro_batches) for micro_batches in cut)
+    most = max(1, *(len(micro_batches) for micro_batches in cut))
     return tuple(tuple(micro_batches + [()] * (most - len(micro_batches))) for micro_batches in cut)
 
 

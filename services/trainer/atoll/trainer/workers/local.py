@@ -39,6 +39,7 @@ class LocalWorkerGroup:
         self._scratch = Path(tempfile.mkdtemp(prefix="atoll-workers-"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
+        self._log_starts: list[int] = []
         plan.log_directory.mkdir(parents=True, exist_ok=True)
         self._spawn()
         # A file of its own makes the rendezvous: no port to clash with a group that starts beside this one.
@@ -125,6 +126,7 @@ class LocalWorkerGroup:
         environment |= {"PYTHONUNBUFFERED": "1", "LOCAL_RANK": str(rank), **self._plan.environment}
         command = [sys.executable, "-m", "atoll.trainer.workers.process", str(theirs.fileno()), str(os.getpid())]
         with theirs, self.log_path(rank).open("ab") as log:
+            self._log_starts.append(log.tell())
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -207,6 +209,7 @@ class LocalWorkerGroup:
     def _log_tail(self, rank: int) -> str:
         path = self.log_path(rank)
         with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            # Not further back than this group: a restart appends to the same file.
+            log.seek(max(self._log_starts[rank], path.stat().st_size - _LOG_TAIL_BYTES))
             text = log.read().decode("utf-8", "replace")
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
