@@ -1,6 +1,7 @@
 """The other routes: models, versions, reports, status, health, the API's description."""
 
 import re
+from typing import Any
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.conftest import SCENARIOS
@@ -85,7 +86,7 @@ async def test_a_report_that_is_sent_again_is_one_report(web: HttpGateway) -> No
 async def test_bad_reports_are_refused_by_name_and_not_stored(web: HttpGateway) -> None:
     receipt = (await web.chat()).headers["x-atoll-receipt"]
     good = {"receipt": receipt, "score": 1.0, "metadata": {"group": "a"}}
-    refused = [
+    refused: list[tuple[dict[str, Any], int, str, str | None]] = [
         ({"score": 1.0}, 400, "invalid_field", None),
         ({**good, "receipts": [receipt]}, 400, "invalid_field", None),
         ({**good, "receipt": 5}, 400, "invalid_field", "receipt"),

@@ -1,6 +1,7 @@
 """The chat route before a fake engine: what is answered, what is recorded, and in which order."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ async def test_a_reply_over_two_versions_is_recorded_with_both_spans(web: HttpGa
 
 
 async def test_log_probs_that_are_not_the_plain_policys_are_marked(web: HttpGateway) -> None:
-    changed = [
+    changed: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1e-7},
         {"presence_penalty": 0.1},
@@ -113,7 +114,8 @@ async def test_log_probs_that_are_not_the_plain_policys_are_marked(web: HttpGate
     for fields in changed:
         answer = await web.chat(**fields)
         assert not (await web.sample(answer.body["atoll"]["receipt"])).sample.exact, fields
-    for fields in ({"temperature": 2}, {"top_p": 0.5}, {"stop": "x"}, {"presence_penalty": 0}):
+    plain: list[dict[str, Any]] = [{"temperature": 2}, {"top_p": 0.5}, {"stop": "x"}, {"presence_penalty": 0}]
+    for fields in plain:
         answer = await web.chat(**fields)
         assert (await web.sample(answer.body["atoll"]["receipt"])).sample.exact, fields
 

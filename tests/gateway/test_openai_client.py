@@ -5,6 +5,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.conftest import TOKEN
@@ -62,16 +63,16 @@ async def test_models(guarded: HttpGateway) -> None:
 
 
 async def test_refusals_are_the_clients_own_exceptions(guarded: HttpGateway, engine: FakeEngine) -> None:
-    messages = [{"role": "user", "content": "hi"}]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
     async with client_of(guarded) as client:
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(model=SCENARIO, messages=messages, seed=7)  # type: ignore[arg-type]
+            await client.chat.completions.create(model=SCENARIO, messages=messages, seed=7)
         assert refused.value.param == "seed" and refused.value.code == "unsupported"
         with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="gpt-4o", messages=messages)  # type: ignore[arg-type]
+            await client.chat.completions.create(model="gpt-4o", messages=messages)
         engine.behaviour.hang_up_after = 2
         with pytest.raises(openai.APIError) as broken:
-            stream = await client.chat.completions.create(model=SCENARIO, messages=messages, stream=True)  # type: ignore[call-overload]
+            stream = await client.chat.completions.create(model=SCENARIO, messages=messages, stream=True)
             async for _ in stream:
                 pass
         assert broken.value.code == "engine_unavailable"

@@ -72,7 +72,7 @@ async def test_a_stop_signal_lets_a_stream_end_and_then_exits_with_0(
         assert rest.endswith(b"data: [DONE]\n\n") and b'"receipt"' in rest
         assert await asyncio.to_thread(process.wait, 20) == 0
     log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert log[-1]["event"] == "gateway stopped" and log[-1]["service"] == "gateway"
+    assert [line["service"] for line in log if line["event"] == "gateway stops"] == ["gateway"]
 
 
 def refused_start(settings: dict[str, str]) -> str:
