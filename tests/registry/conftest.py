@@ -4,6 +4,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from atoll.api.registry.v1.artifact_service_pb2_grpc import ArtifactServiceStub
@@ -14,6 +15,11 @@ from atoll.registry.app import Registry, RegistryServer
 from atoll.registry.settings import RegistrySettings
 
 from tests.registry.material import settings_for, write_base_model
+
+if TYPE_CHECKING:  # these classes are in the stubs only
+    from atoll.api.registry.v1.artifact_service_pb2_grpc import ArtifactServiceAsyncStub
+    from atoll.api.registry.v1.scenario_service_pb2_grpc import ScenarioServiceAsyncStub
+    from atoll.api.registry.v1.version_service_pb2_grpc import VersionServiceAsyncStub
 
 
 @pytest.fixture
@@ -47,9 +53,9 @@ def registry(settings: RegistrySettings) -> Iterator[Registry]:
 class Client:
     """The three services over the wire, and the server behind them."""
 
-    scenarios: ScenarioServiceStub
-    versions: VersionServiceStub
-    artifacts: ArtifactServiceStub
+    scenarios: "ScenarioServiceAsyncStub"
+    versions: "VersionServiceAsyncStub"
+    artifacts: "ArtifactServiceAsyncStub"
     server: RegistryServer
 
 

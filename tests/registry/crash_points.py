@@ -24,7 +24,7 @@ from tests.registry.material import SCENARIO, content, seal, settings_for, write
 
 Answer = Callable[[str], None]
 Work = Callable[[Registry, Answer], None]
-DURABLE_CALLS = ("fsync", "rename", "mkdir", "chmod", "unlink", "rmdir", "open")
+DURABLE_CALLS = ("fsync", "rename", "mkdir", "unlink", "rmdir", "open")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def restart(place: Place, run: Work, answers: list[str], answer: Answer) -> None
 
 def main(work: str, directory: Path) -> int:
     # A killed process loses nothing that the kernel has, so real flushes would only make this slow.
-    os.fsync = lambda _descriptor: None
+    os.fsync = lambda fd: None
     sa.event.listen(sa.Engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
     prepare, run = WORKS[work]
     base = write_base_model(directory / "base")

@@ -2,20 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 from atoll.api.registry.v1 import version_service_pb2
 from atoll.api.registry.v1.version_service_pb2_grpc import VersionServiceStub
 from atoll.common.channels import open_channel
-from atoll.registry.app import SERVICES, Registry
+from atoll.common.errors import BadConfiguration
+from atoll.common.settings import load_settings
+from atoll.registry.app import SERVICES, Registry, RegistryServer
 from atoll.registry.settings import RegistrySettings
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -117,31 +119,39 @@ async def test_a_term_signal_ends_the_watches_with_unavailable_and_the_process_w
     assert time.monotonic() - asked < 15
 
 
+BASE = {"scenario_id": "x", "family": "grpo", "base_model": "/nowhere"}
+
+
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
         ({"PORTS": "1"}, "ATOLL_REGISTRY_PORTS: no such setting"),
         ({"KEEP_CHECKPOINTS": "0"}, "ATOLL_REGISTRY_KEEP_CHECKPOINTS"),
-        ({"SCENARIOS": '[{"scenario_id": "x", "family": "grpo", "base_model": "/nowhere"}]'}, "is not a directory"),
-        ({"SCENARIOS": '[{"scenario_id": "x", "familly": "grpo", "base_model": "/nowhere"}]'}, "familly"),
-        ({"SCENARIOS": '[{"scenario_id": "support", "family": "sao", "base_model": "/x"}]'}, "another definition"),
+        ({"SCENARIOS": json.dumps([BASE])}, "ATOLL_REGISTRY_SCENARIOS[0]: base_model '/nowhere' is not a directory"),
+        ({"SCENARIOS": json.dumps([BASE | {"familly": "grpo"}])}, "FAMILLY"),
+        ({"SCENARIOS": json.dumps([BASE | {"scenario_id": "X"}])}, "scenario_id is 'X'"),
+        ({"SCENARIOS": json.dumps([BASE | {"scenario_id": SCENARIO}])}, "exists with another definition"),
         ({"DATABASE_URL": "nonsense"}, "ATOLL_REGISTRY_DATABASE_URL"),
-        ({"HOST": "0.0.0.0"}, "ATOLL_TOKEN"),
+        ({"STORE": "/dev/null"}, "ATOLL_REGISTRY_STORE"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_one_line_and_status_2(
-    start: Start, environment: dict[str, str], words: str
+def test_a_configuration_that_cannot_work_is_refused_with_its_setting(
+    settings: RegistrySettings, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str
 ) -> None:
-    process = start(**environment)
+    for name, value in ({"STORE": str(settings.store)} | environment).items():
+        monkeypatch.setenv(f"ATOLL_REGISTRY_{name}", value)
+    with pytest.raises(BadConfiguration, match=re.escape(words)):
+        Registry(load_settings(RegistrySettings))
+
+
+def test_a_refused_configuration_is_one_line_and_status_2(start: Start) -> None:
+    process = start(SCENARIOS=json.dumps([BASE]))
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 2, output
     (line,) = [line for line in output.splitlines() if not line.startswith("{")]
-    assert words in line
-    assert line.startswith("atoll registry: ")
+    assert line.startswith("atoll registry: ATOLL_REGISTRY_SCENARIOS[0]: ")
 
 
-def test_a_store_that_is_a_file_is_refused(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    process = start(STORE=str(tmp_path / "file"))
-    output = process.communicate(timeout=60)[0]
-    assert (process.returncode, "ATOLL_REGISTRY_STORE" in output) == (2, True), output
+async def test_other_machines_are_not_let_in_without_a_token(registry: Registry, settings: RegistrySettings) -> None:
+    with pytest.raises(BadConfiguration, match="ATOLL_TOKEN is not set"):
+        RegistryServer(registry, settings.model_copy(update={"host": "0.0.0.0"}))

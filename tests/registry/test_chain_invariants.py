@@ -68,6 +68,8 @@ class ChainMachine(RuleBasedStateMachine):
 
 
 def test_any_sequence_of_commits_keeps_the_chain_sound(registry: Registry) -> None:
-    run_state_machine_as_test(
-        lambda: ChainMachine(registry), settings=settings(max_examples=12, stateful_step_count=12, deadline=None)
-    )
+    class OnThisRegistry(ChainMachine):
+        def __init__(self) -> None:
+            super().__init__(registry)
+
+    run_state_machine_as_test(OnThisRegistry, settings=settings(max_examples=12, stateful_step_count=12, deadline=None))

@@ -103,7 +103,7 @@ async def test_a_watch_that_cannot_begin_is_refused(
 async def test_a_shutdown_ends_the_watch_at_once_with_a_retry(registry: Registry) -> None:
     signal = CommitSignal()
     async with aclosing(watch(registry.chain, signal, SCENARIO, 1)) as events:
-        waiting = asyncio.create_task(anext(events))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(take(events, 1))
         await asyncio.sleep(0.05)
         signal.close()
         with pytest.raises(Unavailable) as ended:

@@ -1,7 +1,7 @@
 """WatchVersions: every version once, in order, at once after a commit here and soon after one elsewhere."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from atoll.api.errors.v1 import errors_pb2
@@ -46,7 +46,7 @@ class Event:
 
 async def watch(
     chain: Chain, signal: CommitSignal, scenario: str, from_revision: int, heartbeat_s: float = HEARTBEAT_SECONDS
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event, None]:
     """Yields events for ever.
 
     Raises what `Chain.check_revision` raises, and Unavailable(NOT_READY) when the service stops: the caller resumes
