@@ -11,7 +11,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.api.gateway.v1 import report_pb2, sample_pb2, sample_service_pb2, sample_service_pb2_grpc
 from atoll.common import structs
 from atoll.common.errors import AtollError, NotFound
-from atoll.common.tensors import chunks_of, spec_of
+from atoll.common.tensors import Array, chunks_of, spec_of
 from google.protobuf import timestamp_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -64,7 +64,7 @@ def pieces_of(job_id: str, batch: Sequence[FakeSample]) -> list[sample_service_p
     pieces = [sample_service_pb2.ReadBatchResponse(batch=header)]
     for item in batch:
         length = len(item.tokens) - item.prompt_length
-        arrays = {
+        arrays: dict[str, Array] = {
             "token_ids": np.asarray(item.tokens, dtype=np.int32),
             "loss_mask": np.ones(length, dtype=np.uint8),
             "log_probs": np.full(length, item.log_prob, dtype=np.float32),

@@ -57,7 +57,7 @@ async def test_bad_sequences_fail_alone_and_never_reach_the_engine() -> None:
     )
     good = got.pop("good")
     assert good.result is not None
-    np.testing.assert_array_equal(good.result.log_probs, np.float32([-0.007, -0.008]))
+    np.testing.assert_array_equal(good.result.log_probs, np.asarray([-0.007, -0.008], dtype=np.float32))
     reasons = {name: scored.error and scored.error.reason for name, scored in got.items()}
     assert reasons.pop("long") == errors_pb2.REASON_SEQUENCE_TOO_LONG
     assert set(reasons.values()) == {errors_pb2.REASON_INVALID_FIELD}

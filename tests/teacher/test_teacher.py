@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ async def _until_ready(address: str, process: "subprocess.Popen[bytes]", log: Pa
 
 
 @pytest.fixture
-async def stub(teacher: RunningTeacher) -> AsyncIterator[teacher_service_pb2_grpc.TeacherServiceStub]:
+async def stub(teacher: RunningTeacher) -> AsyncIterator["teacher_service_pb2_grpc.TeacherServiceAsyncStub"]:
     async with open_channel(teacher.address) as channel:
         yield teacher_service_pb2_grpc.TeacherServiceStub(channel)
 
@@ -105,7 +105,7 @@ Result = dict[str, Array] | teacher_service_pb2.ScoreError
 
 
 async def results_of(
-    pieces: AsyncIterator[teacher_service_pb2.ScoreResponse] | AsyncIterator[teacher_service_pb2.ScoreBatchResponse],
+    pieces: AsyncIterable[teacher_service_pb2.ScoreResponse] | AsyncIterable[teacher_service_pb2.ScoreBatchResponse],
 ) -> dict[str, Result]:
     """Joins a stream by the contract's words: a header, then its bytes, never interleaved."""
     results: dict[str, Result] = {}
@@ -138,7 +138,7 @@ def check(model_path: Path, case: Case, result: Result) -> None:
 
 
 async def test_scores_of_a_stream_are_those_of_a_float32_forward(
-    teacher: RunningTeacher, stub: teacher_service_pb2_grpc.TeacherServiceStub
+    teacher: RunningTeacher, stub: "teacher_service_pb2_grpc.TeacherServiceAsyncStub"
 ) -> None:
     before = await stub.GetTeacher(teacher_service_pb2.GetTeacherRequest())
     sent = cases()
@@ -153,7 +153,7 @@ async def test_scores_of_a_stream_are_those_of_a_float32_forward(
 
 
 async def test_a_batch_scores_its_good_sequences_and_names_the_bad_one(
-    teacher: RunningTeacher, stub: teacher_service_pb2_grpc.TeacherServiceStub
+    teacher: RunningTeacher, stub: "teacher_service_pb2_grpc.TeacherServiceAsyncStub"
 ) -> None:
     good, bad = Case("good", [1, 2], [3, 4], top_k=2), Case("bad", [1], [VOCAB_SIZE])
     batch = teacher_service_pb2.ScoreBatchRequest(sequences=[bad.request(), good.request()])
@@ -165,7 +165,7 @@ async def test_a_batch_scores_its_good_sequences_and_names_the_bad_one(
 
 
 async def test_the_longest_sequence_it_admits_to_is_scored_and_one_more_token_is_refused(
-    teacher: RunningTeacher, stub: teacher_service_pb2_grpc.TeacherServiceStub
+    teacher: RunningTeacher, stub: "teacher_service_pb2_grpc.TeacherServiceAsyncStub"
 ) -> None:
     longest = (await stub.GetTeacher(teacher_service_pb2.GetTeacherRequest())).max_sequence_length
     fits = Case("fits", [1], [2 + n % 1000 for n in range(longest - 1)])
@@ -178,7 +178,7 @@ async def test_the_longest_sequence_it_admits_to_is_scored_and_one_more_token_is
 
 
 async def test_it_says_which_model_answers(
-    teacher: RunningTeacher, stub: teacher_service_pb2_grpc.TeacherServiceStub
+    teacher: RunningTeacher, stub: "teacher_service_pb2_grpc.TeacherServiceAsyncStub"
 ) -> None:
     told = await stub.GetTeacher(teacher_service_pb2.GetTeacherRequest())
     assert Path(told.model_path) == teacher.model_path

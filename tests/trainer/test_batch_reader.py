@@ -30,9 +30,9 @@ async def read(pieces: Sequence[Piece]) -> list[ReportedSample]:
 async def test_rows_keep_their_order_tensors_spans_and_reports() -> None:
     first, second = await read(pieces_of("job", BATCH))
     assert [first.sample.sample_id, second.sample.sample_id] == ["a", "b"]
-    np.testing.assert_array_equal(first.sample.tokens, np.int32([5, 6, 7, 8]))
-    np.testing.assert_array_equal(second.sample.loss_mask, np.uint8([1, 1]))
-    np.testing.assert_array_equal(second.sample.log_probs, np.float32([-0.5, -0.5]))
+    np.testing.assert_array_equal(first.sample.tokens, np.asarray([5, 6, 7, 8], dtype=np.int32))
+    np.testing.assert_array_equal(second.sample.loss_mask, np.asarray([1, 1], dtype=np.uint8))
+    np.testing.assert_array_equal(second.sample.log_probs, np.asarray([-0.5, -0.5], dtype=np.float32))
     assert first.sample.versions == (VersionSpan(0, 1, "1:3"), VersionSpan(1, 2, "1:4"))
     assert (second.sample.prompt_length, second.sample.temperature) == (1, 0.7)
     assert (first.report.report_id, first.report.score, first.report.metadata) == ("report-a", 0.25, {"group": "q"})

@@ -74,7 +74,7 @@ class Line:
     @asynccontextmanager
     async def trainer(
         self,
-    ) -> AsyncIterator[tuple[trainer_service_pb2_grpc.TrainerServiceStub, "subprocess.Popen[bytes]"]]:
+    ) -> AsyncIterator[tuple["trainer_service_pb2_grpc.TrainerServiceAsyncStub", "subprocess.Popen[bytes]"]]:
         port = free_port()
         environment = {
             "ATOLL_TRAINER_PORT": str(port),
@@ -124,7 +124,7 @@ class Line:
         return list(reply.versions)[::-1]
 
 
-async def finish(stub: trainer_service_pb2_grpc.TrainerServiceStub, job_id: str) -> job_pb2.Job:
+async def finish(stub: "trainer_service_pb2_grpc.TrainerServiceAsyncStub", job_id: str) -> job_pb2.Job:
     """The job once it is final."""
     async with asyncio.timeout(120):
         async for reply in stub.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id)):
@@ -181,7 +181,7 @@ async def test_a_trainer_killed_in_mid_step_reaches_the_weights_of_one_that_was_
         lines = []
         for scenario in ("calm", "killed"):
             (tmp_path / scenario).mkdir()
-            samples, engine = FakeSamples(), PublishEngine()
+            samples, engine = FakeSamples(), PublishEngine()  # type: ignore[abstract]
             server = GrpcServer("127.0.0.1", 0, None)
             sample_service_pb2_grpc.add_SampleServiceServicer_to_server(samples, server.grpc)
             await server.start(["atoll.api.gateway.v1.SampleService"])

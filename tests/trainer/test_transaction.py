@@ -155,6 +155,46 @@ async def test_a_full_store_defers_the_job_which_goes_on_by_itself(here: World) 
     assert here.backend.trained_jobs == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("SealArtifact", errors_pb2.REASON_STAGING_NOT_FOUND),
+        ("SealArtifact", errors_pb2.REASON_ARTIFACT_MISMATCH),
+        ("CommitVersion", errors_pb2.REASON_ARTIFACT_NOT_FOUND),
+    ],
+)
+async def test_artifacts_that_got_lost_are_written_again_from_the_weights_in_memory(
+    here: World, method: str, reason: errors_pb2.Reason.ValueType
+) -> None:
+    stub = await here.start()
+    here.registry.refusals[method] = [AtollError("lost", reason=reason)]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+    assert here.backend.trained_jobs == 1
+
+
+async def test_a_crash_while_the_version_is_written_is_another_attempt(here: World) -> None:
+    stub = await here.start()
+    here.backend.before["stage"] = [here.backend.crash]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    job = await until(stub, "job-0")
+    assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, 2)
+    assert here.backend.trained_jobs == 2
+
+
+async def test_samples_that_another_version_consumed_are_never_trained_into_a_second_one(here: World) -> None:
+    stub = await here.start()
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await until(stub, "job-0")
+    again = pair("a", versions=("1:1",))
+    await stub.SubmitJob(here.job("job-1", again))
+    job = await until(stub, "job-1")
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_REFUSED, errors_pb2.REASON_SAMPLE_ALREADY_CONSUMED)
+    await stub.SubmitJob(here.job("job-2", pair("b", versions=("1:1",))))
+    assert (await until(stub, "job-2")).version == 2
+    assert here.backend.loads[-1] == here.registry.model_of(1)
+
+
 async def test_a_stale_batch_is_dropped_with_the_samples_and_versions_seen(here: World) -> None:
     stub = await here.start()
     await stub.SubmitJob(here.job("job-0", pair("a")))

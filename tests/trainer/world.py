@@ -51,12 +51,12 @@ class World:
     trainer: RunningTrainer | None = None
     trainer_stack: AsyncExitStack | None = None
 
-    async def start(self) -> trainer_service_pb2_grpc.TrainerServiceStub:
+    async def start(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
         await self.stop()
         self.backend = FakeBackend()
         return await self.boot()
 
-    async def boot(self) -> trainer_service_pb2_grpc.TrainerServiceStub:
+    async def boot(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
         """Boots with the backend as it is."""
         self.trainer_stack = AsyncExitStack()
         self.trainer = await boot(self.settings, self.backend, self.trainer_stack)
@@ -84,10 +84,11 @@ class World:
 async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]:
     """The fakes, started; no trainer yet."""
     async with AsyncExitStack() as stack:
-        registry = FakeRegistry(directory / "store", "chat", "grpo", OPTIONS, max_staleness)
+        # What a fake does not implement is UNIMPLEMENTED on the wire.
+        registry = FakeRegistry(directory / "store", "chat", "grpo", OPTIONS, max_staleness)  # type: ignore[abstract]
         (directory / "store").mkdir()
         registry.create(lambda base: write_model(base, [1.0, 2.0, 3.0]))
-        samples, engine = FakeSamples(), PublishEngine()
+        samples, engine = FakeSamples(), PublishEngine()  # type: ignore[abstract]
         await engine.start()
         stack.push_async_callback(engine.stop)
         server = GrpcServer("127.0.0.1", 0, None)
@@ -118,7 +119,7 @@ async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]
 
 
 async def until(
-    stub: trainer_service_pb2_grpc.TrainerServiceStub, job_id: str, *states: job_pb2.JobState.ValueType
+    stub: "trainer_service_pb2_grpc.TrainerServiceAsyncStub", job_id: str, *states: job_pb2.JobState.ValueType
 ) -> job_pb2.Job:
     """The job once it is in one of the states (any final one when none is given); fails after 10 seconds."""
     async with asyncio.timeout(10):
