@@ -17,10 +17,11 @@ from atoll.engine.settings import Device, EngineSettings
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the launcher needs to know. Example: ModelFacts("Qwen3ForCausalLM", context_length=2048)."""
+    """What the launcher needs to know. Example: ModelFacts("Qwen3ForCausalLM", 2048, 1024)."""
 
     architecture: str
     context_length: int
+    vocab_size: int
 
 
 def check_listener(settings: EngineSettings) -> None:
@@ -64,7 +65,9 @@ def check_model(model_path: Path, sglang: Path) -> ModelFacts:
     try:
         config = json.loads(config_path.read_bytes())
         architecture = str(config["architectures"][0])
-        context_length = int(config.get("text_config", config)["max_position_embeddings"])
+        text_config = config.get("text_config", config)
+        context_length = int(text_config["max_position_embeddings"])
+        vocab_size = int(text_config["vocab_size"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise BadConfiguration(
             f"{config_path} does not describe a language model: {type(error).__name__} {error}", field="model_path"
@@ -72,7 +75,7 @@ def check_model(model_path: Path, sglang: Path) -> ModelFacts:
     if not any(model_path.glob("*.safetensors")):
         raise BadConfiguration(f"{model_path} has no .safetensors weights", field="model_path")
     _check_architecture(architecture, config_path, sglang)
-    return ModelFacts(architecture, context_length)
+    return ModelFacts(architecture, context_length, vocab_size)
 
 
 def pick_device(wanted: Device) -> Device:

@@ -53,7 +53,7 @@ class SglangProcess:
     async def wait(self) -> int:
         """Its exit status (128 + n when signal n ended it), after everything in its group is gone."""
         code = await self._child.wait()
-        self._kill_group()
+        self.kill()
         await self._output
         return code if code >= 0 else 128 - code
 
@@ -61,6 +61,7 @@ class SglangProcess:
         """Let it finish its running replies for `timeout_s`, then kill it."""
         if self._child.returncode is not None:
             return
+        log.info("engine stopping", timeout_s=timeout_s)
         # To the main process only: it tells its workers, in order.
         self._child.send_signal(signal.SIGTERM)
         try:
@@ -68,9 +69,10 @@ class SglangProcess:
         except TimeoutError:
             log.warning("sglang did not stop in time, killing it", timeout_s=timeout_s)
         finally:
-            self._kill_group()
+            self.kill()
 
-    def _kill_group(self) -> None:
+    def kill(self) -> None:
+        """End it and everything in its group now; harmless when it is gone."""
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
 

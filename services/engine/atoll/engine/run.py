@@ -7,7 +7,7 @@ import time
 
 import structlog
 from atoll.common.engine_client import EngineClient
-from atoll.common.engine_types import EngineUnavailable
+from atoll.common.errors import AtollError
 from atoll.engine.command import sglang_arguments, sglang_environment
 from atoll.engine.head import Weights, scenario_head
 from atoll.engine.preflight import check_listener, check_model, find_sglang, pick_device
@@ -37,9 +37,9 @@ async def run(settings: EngineSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        return await _supervise(process, settings, stop)
+        return await _supervise(process, settings, facts.vocab_size, stop)
     finally:
-        await process.stop(0)
+        process.kill()
 
 
 async def _weights(settings: EngineSettings) -> Weights:
@@ -50,16 +50,15 @@ async def _weights(settings: EngineSettings) -> Weights:
     return await scenario_head(settings.registry, settings.scenario, settings.token_text, settings.registry_timeout_s)
 
 
-async def _supervise(process: SglangProcess, settings: EngineSettings, stop: asyncio.Event) -> int:
+async def _supervise(process: SglangProcess, settings: EngineSettings, vocab_size: int, stop: asyncio.Event) -> int:
     ended = asyncio.create_task(process.wait())
     stopped = asyncio.create_task(stop.wait())
-    ready = asyncio.create_task(_until_ready(settings))
+    ready = asyncio.create_task(_until_ready(settings, vocab_size))
     try:
         await asyncio.wait({ended, stopped, ready}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and not ended.done() and not stopped.done():
             if not ready.result():
-                log.error("engine not ready in time", timeout_s=settings.start_timeout_s, output=process.last_lines)
-                await process.stop(0)
+                process.kill()
                 await ended
                 return 1
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +66,6 @@ async def _supervise(process: SglangProcess, settings: EngineSettings, stop: asy
             log.error("sglang ended by itself", status=ended.result(), output=process.last_lines)
             # An engine that is gone is a failure, whatever SGLang calls it.
             return ended.result() or 1
-        log.info("engine stopping", timeout_s=settings.stop_timeout_s)
         await process.stop(settings.stop_timeout_s)
         status = await ended
         log.info("engine stopped", status=status)
@@ -77,21 +75,23 @@ async def _supervise(process: SglangProcess, settings: EngineSettings, stop: asy
             task.cancel()
 
 
-async def _until_ready(settings: EngineSettings) -> bool:
+async def _until_ready(settings: EngineSettings, vocab_size: int) -> bool:
     """True once the engine has sampled a token, False after the time limit."""
     started = time.monotonic()
-    # A vocabulary of 1 holds the one token that is sent.
-    async with EngineClient(f"http://{_reachable(settings.host)}:{settings.port}", vocab_size=1) as client:
+    problem = ""
+    async with EngineClient(f"http://{_reachable(settings.host)}:{settings.port}", vocab_size) as client:
         while time.monotonic() - started < settings.start_timeout_s:
             try:
                 await client.model_info()
                 version = await client.weight_version()
-            except EngineUnavailable:
+            except AtollError as error:
+                problem = error.message
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             seconds = round(time.monotonic() - started, 1)
             log.info("engine ready", weight_version=version, seconds=seconds, port=settings.port)
             return True
+    log.error("engine not ready in time", timeout_s=settings.start_timeout_s, problem=problem)
     return False
 
 
