@@ -41,7 +41,9 @@ def sglang_arguments(
             "--cuda-graph-backend-prefill": "disabled",
             # Its default fills the memory of the machine.
             "--max-total-tokens": settings.max_total_tokens,
-            "--mem-fraction-static": 0.1,
+            # Weights and cache together may take this share of what is free at start. The line above is the real bound;
+            # a small share makes an engine give up when its neighbours take memory while it loads.
+            "--mem-fraction-static": 0.8,
             "--max-running-requests": settings.max_running_requests,
         }
         switches += ["--disable-overlap-schedule", "--skip-server-warmup"]
