@@ -97,7 +97,11 @@ async def _make_model(profile: Profile, run_dir: Path) -> Path:
     out = run_dir / "model"
     seed = os.environ.get("DEMO_SEED") or str(time.time_ns() % SEED_LIMIT)
     arguments = ["--out", str(out), *(["--seed", seed] if profile.name == "tiny" else [])]
-    maker = await asyncio.create_subprocess_exec(sys.executable, "-m", "atoll.engine.models", profile.name, *arguments)
+    maker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "atoll.engine.models", profile.name, *arguments),
+        # The maker says what it does; the bars of the libraries under it say it again, several times.
+        env={**os.environ, "TQDM_DISABLE": "1"},
+    )
     try:
         status = await maker.wait()
     except asyncio.CancelledError:

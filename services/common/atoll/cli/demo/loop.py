@@ -82,7 +82,7 @@ async def _ask(gateway: Gateway, profile: Profile, number: int, status: Status) 
 
     async def ask(question: str) -> Reply:
         nonlocal answered
-        reply = await gateway.chat(question, profile.max_tokens, temperature=1.0)
+        reply = await gateway.chat(question, profile.max_tokens, profile.temperature)
         answered += 1
         status.update(f"version {number}: {answered} of {len(asked)} replies")
         return reply

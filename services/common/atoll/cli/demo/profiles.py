@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 LETTER = "e"
 FULL_SCORE_SHARE = 0.25
-SHORT_ENOUGH = 20
-TOO_LONG = 120
+SHORT_ENOUGH = 40
+TOO_LONG = 160
 
 
 def score_letter(text: str) -> float:
@@ -16,7 +16,7 @@ def score_letter(text: str) -> float:
 
 
 def score_brevity(text: str) -> float:
-    """1 up to 20 characters, 0 from 120 on, linear between; an empty reply scores 0."""
+    """1 up to 40 characters, 0 from 160 on, linear between; an empty reply scores 0."""
     length = len(text.strip())
     if length == 0:
         return 0.0
@@ -32,6 +32,7 @@ class Profile:
     stack: str
     questions: tuple[str, ...]
     samples_per_question: int
+    temperature: float
     max_tokens: int
     jobs: int
     score: Callable[[str], float]
@@ -61,6 +62,7 @@ TINY = Profile(
         "Describe the moon.",
     ),
     samples_per_question=8,
+    temperature=1.0,
     max_tokens=32,
     jobs=12,
     score=score_letter,
@@ -75,10 +77,11 @@ SMOLLM2 = Profile(
     stack="local-cpu",
     questions=("What is the capital of France?", "Why is the sky blue?"),
     samples_per_question=8,
-    max_tokens=32,
+    temperature=0.7,
+    max_tokens=40,
     jobs=8,
     score=score_brevity,
-    rewarded="brevity: 1 up to 20 characters, falling to 0 at 120",
+    rewarded="brevity: 1 up to 40 characters, falling to 0 at 160",
     version_timeout=600.0,
     minutes="6 to 8 minutes",
 )
