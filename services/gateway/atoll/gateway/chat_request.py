@@ -17,6 +17,7 @@ from atoll.gateway.renderers import Renderers
 from atoll.gateway.scenario_choice import ScenarioChoice, choose_scenario
 from atoll.gateway.scenarios import ScenarioDirectory
 from atoll.gateway.schema_errors import validated
+from atoll.gateway.strangers import Strangers
 from atoll.gateway.strict_json import parse_object
 from atoll.gateway.unsupported import without_unsupported
 
@@ -30,7 +31,8 @@ RENDER_IN_THREAD_BYTES = 32 << 10
 @dataclass(frozen=True)
 class Chat:
     """A checked request. Example: Chat("math", request, {"messages": [...]}, [5, 6], SamplingParams(64), 1024,
-    receipts=("4f0c...",), head="1:3", pinned=None, created_at=now)"""
+    receipts=("4f0c...",), head="1:3", pinned=None,
+    strangers=frozenset(), created_at=now)"""
 
     scenario: str
     request: ChatRequest
@@ -45,6 +47,8 @@ class Chat:
     """Weight version of the newest version, as last heard."""
     pinned: str | None
     """The only weight version that may answer."""
+    strangers: frozenset[str]
+    """URLs of engines that serve another scenario."""
     created_at: datetime
 
 
@@ -66,6 +70,7 @@ class ChatPreparer:
         self._renderers = renderers
         self._engines = engines
         self._default_scenario = default_scenario
+        self._strangers = Strangers(registry)
 
     async def prepare(self, raw: bytes, scenario_header: str | None) -> Chat:
         """Raises InvalidInput, NotFound (unknown scenario), Conflict (version not served), Unavailable (registry)."""
@@ -88,6 +93,7 @@ class ChatPreparer:
             receipts=tuple(self._receipts.issue(scenario) for _ in range(request.n)),
             head=None if head is None else head.weight_version,
             pinned=pinned,
+            strangers=await self._strangers.among(self._engines.engines, scenario),
             created_at=datetime.now(UTC),
         )
 

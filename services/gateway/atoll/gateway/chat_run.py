@@ -37,6 +37,7 @@ class ChatRun:
             vocabulary_size=chat.vocabulary_size,
             head=chat.head,
             pinned=chat.pinned,
+            strangers=chat.strangers,
             streamed=chat.request.stream,
             deadline=asyncio.get_running_loop().time() + timeout_s,
         )

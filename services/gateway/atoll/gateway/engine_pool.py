@@ -65,17 +65,20 @@ class EnginePool:
             self._clients[key] = EngineClient(engine.url, vocabulary_size, idle_timeout_s=self._reply_timeout_s)
         return self._clients[key]
 
-    def choose(self, head: str | None, pinned: str | None = None) -> Engine:
+    def choose(self, head: str | None, pinned: str | None, strangers: frozenset[str]) -> Engine:
         """The engine for the next request: one that answers, serves the head, and has the least to do, in this order.
 
         head: weight version of the scenario's newest version, None when unknown. pinned: only an engine that serves
-        this weight version. Raises EngineUnavailable when there is none to try.
+        this weight version. strangers: URLs of engines of other scenarios. Raises EngineUnavailable when none is left.
         """
-        candidates = [engine for engine in self.engines if pinned is None or engine.weight_version == pinned]
+        known = [engine for engine in self.engines if engine.url not in strangers]
+        candidates = [engine for engine in known if pinned is None or engine.weight_version == pinned]
+        if not self.engines:
+            raise EngineUnavailable("no serving engine is configured")
+        if not known:
+            raise EngineUnavailable("every serving engine serves another scenario")
         if not candidates:
-            raise EngineUnavailable(
-                f"no engine serves {pinned} any more" if pinned else "no serving engine is configured"
-            )
+            raise EngineUnavailable(f"no engine serves {pinned} any more")
         return min(
             candidates,
             key=lambda engine: (

@@ -19,7 +19,7 @@ class Ask:
     """What one choice asks of an engine.
 
     Example: Ask(prompt_ids=[5, 6], params=SamplingParams(64), vocabulary_size=1024, head="1:3", pinned=None,
-    streamed=True, deadline=loop.time() + 600)
+    strangers=frozenset(), streamed=True, deadline=loop.time() + 600)
     """
 
     prompt_ids: list[int]
@@ -29,6 +29,8 @@ class Ask:
     """Weight version to prefer."""
     pinned: str | None
     """The only weight version allowed."""
+    strangers: frozenset[str]
+    """URLs of engines that serve another scenario."""
     streamed: bool
     """Chunks as they are sampled, or one for the whole reply, which costs engine and gateway less."""
     deadline: float
@@ -79,7 +81,7 @@ class EngineRun:
             with attempt:
                 if self._aborted:
                     return None
-                engine = self._pool.choose(self._ask.head, self._ask.pinned)
+                engine = self._pool.choose(self._ask.head, self._ask.pinned, self._ask.strangers)
                 source = self._sampled_by(engine, f"{self._run_id}-{attempt.retry_state.attempt_number}")
                 try:
                     return await anext(source), source
