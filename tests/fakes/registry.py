@@ -114,6 +114,12 @@ class FakeRegistry(
         digest = self._place(location, expected)
         return artifact_service_pb2.SealArtifactResponse(artifact=self.sealed[digest])
 
+    async def AbandonArtifact(
+        self, request: artifact_service_pb2.AbandonArtifactRequest, context: Context
+    ) -> artifact_service_pb2.AbandonArtifactResponse:
+        shutil.rmtree(self.store / "staging" / request.staging_id, ignore_errors=True)
+        return artifact_service_pb2.AbandonArtifactResponse()
+
     async def GetArtifact(
         self, request: artifact_service_pb2.GetArtifactRequest, context: Context
     ) -> artifact_service_pb2.GetArtifactResponse:

@@ -36,6 +36,7 @@ async def test_a_job_goes_through_every_phase_and_ends_served(here: World) -> No
     await stub.SubmitJob(here.job("job-0", pair("a")))
     job = await until(stub, "job-0")
     assert (job.state, job.version, job.attempt) == (job_pb2.JOB_STATE_SERVED, 1, 1)
+    assert {"perf/commit_seconds", "perf/publish_seconds"} <= set(job.metrics)
     assert here.engine.served == "1:1"
     assert here.engine.updates == [(here.registry.model_of(1), "1:1")]
     version = here.registry.versions[1]
@@ -152,6 +153,18 @@ async def test_a_full_store_defers_the_job_which_goes_on_by_itself(here: World) 
     assert here.backend.trained_jobs == 1
 
 
+async def test_a_job_waits_before_its_first_step_while_its_version_would_not_fit(here: World) -> None:
+    stub = await here.start()
+    base = here.registry.sealed[here.registry.versions[0].model_digest]
+    size, base.total_size = base.total_size, 1 << 60
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    deferred = await until(stub, "job-0", job_pb2.JOB_STATE_DEFERRED)
+    assert deferred.reason == errors_pb2.REASON_STORAGE_FULL and str(5 << 60) in deferred.message
+    assert here.backend.trained_jobs == 0
+    base.total_size = size
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+
+
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
@@ -177,6 +190,7 @@ async def test_a_crash_while_the_version_is_written_is_another_attempt(here: Wor
     job = await until(stub, "job-0")
     assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, 2)
     assert here.backend.trained_jobs == 2
+    assert list((here.registry.store / "staging").iterdir()) == []
 
 
 async def test_a_pull_that_breaks_is_repeated_from_the_start(here: World) -> None:

@@ -182,7 +182,9 @@ class JobQueue:
         for record in list(self._records.values()):
             committed = record.state == job_pb2.JOB_STATE_COMMITTED
             if committed and record.version is not None and record.version <= number:
-                await self._put(replace(record, state=job_pb2.JOB_STATE_SERVED))
+                waited = (datetime.now(UTC) - record.updated_at).total_seconds()
+                metrics = {**record.metrics, "perf/publish_seconds": waited}
+                await self._put(replace(record, state=job_pb2.JOB_STATE_SERVED, metrics=metrics))
 
     async def watch(self, job_id: str, from_revision: int, heartbeat_s: float) -> AsyncIterator[JobRecord]:
         """The job after every change past `from_revision`, repeated when nothing changes, until it is final.

@@ -11,20 +11,26 @@ from pathlib import Path
 from typing import TypeVar
 
 import grpc
+import structlog
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import artifact_pb2, artifact_service_pb2, artifact_service_pb2_grpc
 from atoll.common.errors import AtollError
 from atoll.trainer.backend import TrainingBackend
 from atoll.trainer.calls import answer_of
-from atoll.trainer.chain import CALL_SECONDS
+from atoll.trainer.chain import CALL_SECONDS, ChainVersion
 from atoll.trainer.phases import PhaseClock
 from atoll.trainer.retries import Patience
 
 SEAL_SECONDS = 900.0
 """Deadline of a seal, which reads and syncs every byte."""
 
+FIRST_VERSION_FACTOR = 5
+"""Size of a first version in models: the export, and a checkpoint of weights, two moments and a master copy."""
+
 HASH_THREADS = 4
 READ_BYTES = 4 << 20
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -42,8 +48,6 @@ class StagedArtifacts:
 
     model_digest: str
     checkpoint_digest: str
-    total_size: int
-    """Bytes of both."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,15 @@ class Stager:
         self._artifacts = artifact_service_pb2_grpc.ArtifactServiceStub(channel)
         self._backend = backend
         self._patience = patience
-        self._last_size = 0
+
+    async def refuse_without_room(self, parent: ChainVersion) -> None:
+        """Raises StorageFull when a version as large as its parent does not fit into the store."""
+        model = await self._find(parent.model_digest)
+        checkpoint = await self._find(parent.checkpoint_digest) if parent.checkpoint_digest else None
+        needed = FIRST_VERSION_FACTOR * model.total_size
+        if checkpoint is not None:
+            needed = model.total_size + checkpoint.total_size
+        refuse_full(Path(model.location), needed)
 
     async def stage(self, job_id: str, attempt: int, driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
         """Stages, writes, hashes and seals both artifacts. Repeating it starts over in the same areas.
@@ -68,7 +80,14 @@ class Stager:
         """
         model = await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_MODEL)
         checkpoint = await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_CHECKPOINT)
-        refuse_full(model.location, self._last_size)
+        try:
+            return await self._fill(model, checkpoint, driver_state, clock)
+        except Exception:
+            for area in (model, checkpoint):
+                await self._abandon(area)
+            raise
+
+    async def _fill(self, model: _Area, checkpoint: _Area, driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
         with clock.phase("export"):
             await asyncio.to_thread(self._write, model.location, checkpoint.location, driver_state)
         with clock.phase("hash"):
@@ -77,8 +96,7 @@ class Stager:
             sealed = [
                 await self._seal(area, manifest) for area, manifest in zip((model, checkpoint), manifests, strict=True)
             ]
-        self._last_size = sum(artifact.total_size for artifact in sealed)
-        return StagedArtifacts(sealed[0].digest, sealed[1].digest, self._last_size)
+        return StagedArtifacts(sealed[0].digest, sealed[1].digest)
 
     def _write(self, model: Path, checkpoint: Path, driver_state: bytes) -> None:
         # The registry hands out empty directories; the backend makes its own.
@@ -103,6 +121,20 @@ class Stager:
         reply = await self._ask("seal", lambda: self._artifacts.SealArtifact(request, timeout=SEAL_SECONDS))
         return reply.artifact
 
+    async def _abandon(self, area: _Area) -> None:
+        """Gives the room back; what cannot be removed now is emptied when the job is staged again."""
+        request = artifact_service_pb2.AbandonArtifactRequest(staging_id=area.staging_id)
+        try:
+            await answer_of(self._artifacts.AbandonArtifact(request, timeout=CALL_SECONDS))
+        except AtollError as error:
+            log.warning("staging area stays", staging_id=area.staging_id, error=error.message)
+
+    async def _find(self, digest: str) -> artifact_pb2.Artifact:
+        request = artifact_service_pb2.GetArtifactRequest(digest=digest)
+        return (
+            await self._ask("artifact", lambda: self._artifacts.GetArtifact(request, timeout=CALL_SECONDS))
+        ).artifact
+
     async def _ask(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         try:
             return await self._patience.ask(what, lambda: answer_of(call()))
@@ -119,11 +151,11 @@ def staging_request_id(job_id: str, attempt: int, kind: artifact_pb2.ArtifactKin
 
 
 def refuse_full(directory: Path, needed: int) -> None:
-    """Raises StorageFull when the filesystem has less room than the last version took."""
+    """Raises StorageFull when the filesystem has less room than is needed."""
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise StorageFull(
-            f"the store has {free} bytes free and the last version took {needed}; free some room, the job goes on by "
+            f"the store has {free} bytes free and a version takes about {needed}; free some room, the job goes on by "
             "itself"
         )
 

@@ -161,6 +161,7 @@ class JobRunner:
             admitted = await self._admit(items, head)
         await advance(body.job_id, job_pb2.JOB_STATE_ADMITTED, attempt=progress.attempt)
         prepared = await self._prepare(progress, items, head)
+        await self._stager.refuse_without_room(head)
         await advance(body.job_id, job_pb2.JOB_STATE_RUNNING)
         self._model.touch()
         with clock.phase("train"):
