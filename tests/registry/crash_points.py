@@ -24,7 +24,7 @@ from tests.registry.material import SCENARIO, content, seal, settings_for, write
 
 Answer = Callable[[str], None]
 Work = Callable[[Registry, Answer], None]
-DURABLE_CALLS = ("fsync", "rename", "mkdir", "unlink", "rmdir", "open")
+DURABLE_CALLS = ("fsync", "rename", "mkdir", "unlink", "rmdir")
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,16 @@ def arm(point: int) -> None:
         if next(remaining) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def armed(call: Callable[..., object], *, writes_only: bool) -> Callable[..., object]:
+    def armed(call: Callable[..., object]) -> Callable[..., object]:
         def wrapper(*arguments: object, **named: object) -> object:
-            if not writes_only or (isinstance(arguments[1], int) and arguments[1] & os.O_CREAT):
-                step()
+            step()
             return call(*arguments, **named)
 
         return wrapper
 
     for name in DURABLE_CALLS:
-        setattr(os, name, armed(getattr(os, name), writes_only=name == "open"))
-    shutil.copyfile = armed(shutil.copyfile, writes_only=False)  # type: ignore[assignment]
+        setattr(os, name, armed(getattr(os, name)))
+    shutil.copyfile = armed(shutil.copyfile)  # type: ignore[assignment]
     sa.event.listen(sa.Engine, "commit", lambda _connection: step())
 
 
@@ -158,7 +157,7 @@ def restart(place: Place, run: Work, answers: list[str], answer: Answer) -> None
 def main(work: str, directory: Path) -> int:
     # A killed process loses nothing that the kernel has, so real flushes would only make this slow.
     os.fsync = lambda fd: None
-    sa.event.listen(sa.Engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
+    sa.event.listen(sa.Pool, "checkout", lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
     prepare, run = WORKS[work]
     base = write_base_model(directory / "base")
     prepared = Place(directory / "prepared", base)

@@ -44,11 +44,14 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def make_read_only(root: Path) -> None:
-    """Takes write permission from a directory and everything in it: an accident guard, not a defence."""
+    """Takes write permission from a directory and everything in it: an accident guard, not a defence, so files of a
+    writer that runs as another user stay as they are."""
     for folder, _, names in os.walk(root, topdown=False):
         for name in names:
-            Path(folder, name).chmod(0o444)
-        Path(folder).chmod(0o555)
+            with contextlib.suppress(PermissionError):
+                Path(folder, name).chmod(0o444)
+        with contextlib.suppress(PermissionError):
+            Path(folder).chmod(0o555)
 
 
 def remove_tree(root: Path) -> None:

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import NotFound
+from atoll.common.errors import Conflict, NotFound
 from atoll.common.names import new_id
 from atoll.registry import durable, manifest
 from atoll.registry.room import needs_room
@@ -134,7 +134,12 @@ class Store:
                 self._write_record(area.path, ManifestRecord(kind=area.kind, files=tuple(files), sealed_at=now))
             except FileNotFoundError:
                 if self._is_current(area):
-                    raise
+                    raise Conflict(
+                        f"files of the staging area {area.staging_id!r} vanished while it was sealed; write them again "
+                        "and seal again",
+                        reason=errors_pb2.REASON_ARTIFACT_MISMATCH,
+                        field="staging_id",
+                    ) from None
                 raise staging_not_found(area.staging_id) from None
 
     def place(self, area: StagingArea, digest: str) -> bool:
