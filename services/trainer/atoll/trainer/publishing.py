@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 from atoll.common.engine_types import ModelInfo
-from atoll.common.errors import AtollError
+from atoll.common.errors import AtollError, Unavailable
 from atoll.common.weight_version import WeightVersion
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.retries import Patience
@@ -39,7 +39,16 @@ class _Seen:
     """What one engine last proved to serve; None when it is not known."""
 
     version: WeightVersion | None = None
+    failure: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note_failure(self, engine: str, error: Exception) -> None:
+        """Logs a failure once, however often it repeats."""
+        self.version = None
+        why = error.message if isinstance(error, AtollError) else repr(error)
+        if why != self.failure:
+            log.warning("engine does not serve the head, trying again", engine=engine, error=why)
+        self.failure = why
 
 
 class Publisher:
@@ -82,15 +91,15 @@ class Publisher:
                 head = await self._patience.ask("head to publish", self._chain.head)
                 await self._drive(engine, head)
             except Exception as error:  # whatever an engine answers, training goes on and so does publishing
-                seen.version = None
-                why = error.message if isinstance(error, AtollError) else repr(error)
-                log.warning("engine does not serve the head, trying again", engine=engine.base_url, error=why)
-                await asyncio.sleep(self._patience.pause_s(failures))
-                failures += 1
+                seen.note_failure(engine.base_url, error)
+                away = isinstance(error, Unavailable)
+                # Asking costs nothing; an update that an engine refuses costs it its cache every time.
+                await asyncio.sleep(self._poll_s if away else self._patience.pause_s(failures))
+                failures = 0 if away else failures + 1
                 continue
             if seen.version != head.weight_version:
                 log.info("engine serves the head", engine=engine.base_url, weight_version=str(head.weight_version))
-            seen.version = head.weight_version
+            seen.version, seen.failure = head.weight_version, ""
             failures = 0
             number = served_number({url: s.version for url, s in self._seen.items()}, head, self._min_engines)
             if number is not None:

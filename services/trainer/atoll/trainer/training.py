@@ -56,7 +56,6 @@ def train_steps(
     workers = JobWorkers(backend, binding, schedule)
     per_step = family.train(workers, steps)
     metrics = {f"train/{name}": value for name, value in mean_of_steps(per_step).items()}
-    metrics["train/lr"] = float(np.mean(schedule.rates(len(steps))))
     for report in workers.reports:
         for phase, seconds in report.seconds.items():
             name = f"perf/workers_{phase}_seconds"
