@@ -28,9 +28,8 @@ class HttpServer:
     def __init__(self, host: str, port: int, token: str | None) -> None:
         """Raises BadConfiguration when the port is taken, or open to others without a token."""
         refuse_open_listener(host, token, "ATOLL_GATEWAY_HOST")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+            self._listener = _listen(host, port)
         except OSError as error:
             raise BadConfiguration(
                 f"cannot listen on {host}:{port}: {error.strerror}", field="ATOLL_GATEWAY_PORT"
@@ -63,3 +62,18 @@ class HttpServer:
             return
         self._server.should_exit = True
         await self._serving
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    # The protocol is named because asyncio switches Nagle's algorithm off only for sockets that name it, and
+    # socket.create_server() names none: every answer of two writes would wait 40 ms for the client's acknowledgement.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
