@@ -1,9 +1,11 @@
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
+from atoll.registry import durable
 from atoll.registry.app import Registry
 from atoll.registry.types import Kind
 
@@ -83,6 +85,25 @@ def test_an_area_that_is_staged_again_during_its_seal_is_not_placed(
         registry.artifacts.seal("one", files)
     assert refused.value.reason == errors_pb2.REASON_STAGING_NOT_FOUND
     assert (store.staging / "one").is_dir()
+
+
+def test_a_file_that_vanishes_during_the_seal_is_a_mismatch(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = registry.artifacts.store
+    root = store.stage("one", Kind.MODEL)
+    files = write_files(root, CONTENTS)
+    sync_tree = durable.sync_tree
+
+    def vanish_and_sync(folder: Path) -> None:
+        (root / "config.json").unlink()
+        sync_tree(folder)
+        (root / "config.json").stat()
+
+    monkeypatch.setattr(durable, "sync_tree", vanish_and_sync)
+    with pytest.raises(Conflict, match="vanished while it was sealed") as refused:
+        registry.artifacts.seal("one", files)
+    assert refused.value.reason == errors_pb2.REASON_ARTIFACT_MISMATCH
 
 
 def test_abandoning_removes_the_area_and_a_second_time_nothing(registry: Registry) -> None:

@@ -1,5 +1,7 @@
 """Carries out the retention plan: rows first, then bytes; a crash between the two is finished at the next start."""
 
+from datetime import datetime
+
 import sqlalchemy as sa
 import structlog
 from atoll.registry import tables
@@ -24,6 +26,10 @@ class Sweeper:
 
     def sweep(self) -> tuple[str, ...]:
         """Removes artifacts and returns their digests. Safe to run at any time, in several processes."""
+        # Most commits let nothing go: they are told so without a lock that seals and commits wait for.
+        with self._database.read() as connection:
+            if not self._plan(connection, utc_now()):
+                return ()
         with self._store.lock():
             digests = self._mark()
             for digest in digests:
@@ -38,17 +44,21 @@ class Sweeper:
         with self._database.write() as connection:
             # Locked before the versions are read: a commit that uses one of them is visible already, or waits and then
             # finds it removed.
-            rows = connection.execute(
-                sa.select(_ARTIFACTS.c.digest, _ARTIFACTS.c.sealed_at)
+            connection.execute(
+                sa.select(_ARTIFACTS.c.digest)
                 .where(_ARTIFACTS.c.removed_at.is_(None))
                 .order_by(_ARTIFACTS.c.digest)
                 .with_for_update()
             ).all()
-            artifacts = [StoredArtifact(row.digest, row.sealed_at) for row in rows]
-            digests = plan(_versions(connection), artifacts, now, self._keep)
+            digests = self._plan(connection, now)
             for digest in digests:
                 connection.execute(_ARTIFACTS.update().where(_ARTIFACTS.c.digest == digest).values(removed_at=now))
         return digests
+
+    def _plan(self, connection: sa.Connection, now: datetime) -> tuple[str, ...]:
+        query = sa.select(_ARTIFACTS.c.digest, _ARTIFACTS.c.sealed_at).where(_ARTIFACTS.c.removed_at.is_(None))
+        artifacts = [StoredArtifact(row.digest, row.sealed_at) for row in connection.execute(query)]
+        return plan(_versions(connection), artifacts, now, self._keep)
 
 
 def _versions(connection: sa.Connection) -> list[VersionBytes]:
