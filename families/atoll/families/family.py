@@ -87,6 +87,10 @@ class SampleView:
     request: Mapping[str, JsonValue] = field(default_factory=dict)
     """The chat request as it was received."""
     text: str = ""
+    top_k_ids: Int32 | None = None
+    """[R, K] the engine's most likely ids, most likely first, where they were captured; -1 where a token has none."""
+    top_k_log_probs: Float32 | None = None
+    """[R, K] their log-probs, of the same distribution as `log_probs`; -inf where the id is -1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,6 +201,13 @@ class LossFamily(ABC, Generic[OptionsT_co]):
     def rollout_log_skip_keys(cls) -> tuple[str, ...]:
         """Extra columns that the numeric step log leaves out."""
         return tuple(spec.name for spec in cls.columns if not spec.logged)
+
+    def run_columns(self, run: RunSettings) -> tuple[ColumnSpec, ...]:
+        """All extra columns of a run, of every origin. Default: `columns`.
+
+        A family whose options decide on columns adds them to `super().run_columns(run)`.
+        """
+        return self.columns
 
     def shape_sample_row(self, item: ReportedSample, context: RowContext) -> Row:
         """The row of one reported sample. Default: the recorded tensors, the report's score as the reward.

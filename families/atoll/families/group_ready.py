@@ -1,11 +1,10 @@
 """The batching rule of families that compare rollouts of one prompt: a batch is a number of complete groups."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.families.batching import BatchingRule, ReportView
-from atoll.families.refusals import report_refused
+from atoll.families.report_checks import age, metadata_text, require_receipts, require_score
 
 MAX_GROUP_LENGTH = 128
 
@@ -25,17 +24,9 @@ class GroupReady(BatchingRule):
 
     def validate(self, report: ReportView) -> None:
         """Wants a receipt, a finite score and `metadata.group`, a text of 1 to 128 characters."""
-        if not report.receipts:
-            raise report_refused("receipts: at least one expected, got none", field="receipts")
-        if report.score is None or not math.isfinite(report.score):
-            raise report_refused(f"score: a finite number expected, got {report.score}", field="score")
-        group = report.metadata.get("group")
-        if not isinstance(group, str) or not 1 <= len(group) <= MAX_GROUP_LENGTH:
-            raise report_refused(
-                f"metadata.group: a text of 1 to {MAX_GROUP_LENGTH} characters expected, which rollouts of the same "
-                f"prompt share, got {group!r}",
-                field="metadata.group",
-            )
+        require_receipts(report)
+        require_score(report)
+        metadata_text(report, "group", at_most=MAX_GROUP_LENGTH)
 
     def group_of(self, report: ReportView) -> str:
         return str(report.metadata["group"])
@@ -46,7 +37,7 @@ class GroupReady(BatchingRule):
         while True:
             # The first of each name: two groups of one name in a batch would be taken for one.
             chosen = list({self.group_of(group[0]): group for group in reversed(waiting)}.values())
-            chosen = sorted(chosen, key=lambda group: _age(group[0]))[: self.groups_per_step]
+            chosen = sorted(chosen, key=lambda group: age(group[0]))[: self.groups_per_step]
             if len(chosen) < self.groups_per_step:
                 return batches
             batches.append(tuple(report.report_id for group in chosen for report in group))
@@ -55,7 +46,7 @@ class GroupReady(BatchingRule):
     def _complete_groups(self, pending: Sequence[ReportView]) -> list[list[ReportView]]:
         """Complete groups, oldest first report first."""
         by_name: dict[str, list[ReportView]] = {}
-        for report in sorted(pending, key=_age):
+        for report in sorted(pending, key=age):
             by_name.setdefault(self.group_of(report), []).append(report)
         size = self.n_samples_per_prompt
         groups = [
@@ -63,8 +54,4 @@ class GroupReady(BatchingRule):
             for reports in by_name.values()
             for start in range(0, len(reports) - size + 1, size)
         ]
-        return sorted(groups, key=lambda group: _age(group[0]))
-
-
-def _age(report: ReportView) -> tuple[float, str]:
-    return report.created_at.timestamp(), report.report_id
+        return sorted(groups, key=lambda group: age(group[0]))

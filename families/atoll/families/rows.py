@@ -24,6 +24,7 @@ class ColumnDtype(StrEnum):
     UINT8 = "uint8"
     INT32 = "int32"
     INT64 = "int64"
+    FLOAT16 = "float16"
     FLOAT32 = "float32"
     FLOAT64 = "float64"
 
@@ -35,6 +36,8 @@ class ColumnOrigin(StrEnum):
     """`LossFamily.shape_sample_row`: known from the sample and its report."""
     DRIVER = "driver"
     """`LossFamily.build_rollout_data`: known once the whole batch was prepared."""
+    WORKER = "worker"
+    """`actor_pre_train_hook`: known once a model has seen the row. Never on the wire."""
 
 
 @dataclass(frozen=True, slots=True)

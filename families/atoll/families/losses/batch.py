@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from atoll.families.losses.vocab import VocabShard
 from atoll.families.refusals import batch_refused
-from atoll.families.rows import Column, ColumnDtype, ColumnSpec
+from atoll.families.rows import Column, ColumnDtype, ColumnOrigin, ColumnSpec
 from atoll.families.steps import TrainRow
 from torch import Tensor
 
@@ -20,6 +21,7 @@ _TORCH_DTYPE: Mapping[ColumnDtype, torch.dtype] = {
     ColumnDtype.UINT8: torch.uint8,
     ColumnDtype.INT32: torch.int32,
     ColumnDtype.INT64: torch.int64,
+    ColumnDtype.FLOAT16: torch.float16,
     ColumnDtype.FLOAT32: torch.float32,
     ColumnDtype.FLOAT64: torch.float64,
 }
@@ -63,6 +65,10 @@ class LossBatch:
     """The family's response-aligned columns with `in_loss_batch`, each [T, ...]."""
     row_columns: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
     """Its other columns with `in_loss_batch`: a tensor for each row, whole on every context-parallel rank."""
+    context_group: dist.ProcessGroup | None = None
+    """The context-parallel group, over which a row's tokens are split; None without context parallelism."""
+    row_trained_tokens: Tensor | None = None
+    """int64 [B] the sum of each row's whole effective mask, over all context-parallel ranks."""
 
     @property
     def total_tokens(self) -> int:
@@ -80,12 +86,13 @@ def build_loss_batch(
     old_log_probs: Sequence[Tensor] | None = None,
     ref_log_probs: Sequence[Tensor] | None = None,
     columns: Sequence[ColumnSpec] = (),
+    context_group: dist.ProcessGroup | None = None,
 ) -> LossBatch:
     """Concatenates rows into the batch a loss sees. No rows give T = 0.
 
     `positions` holds, per row, the response positions (0..R-1) that lie on this context-parallel rank, in the order of
     its logits; None means all of them. `old_log_probs` and `ref_log_probs` are per row, already cut to `positions`.
-    `columns` are the family's.
+    `columns` are those of `LossFamily.run_columns`; one of origin `worker` that no hook has filled yet is left out.
     Raises: InvalidInput when an id is outside [0, V), naming the sample.
     """
     cuts = [np.arange(item.row.response_length) for item in rows] if positions is None else positions
@@ -106,7 +113,7 @@ def build_loss_batch(
                 raise ValueError(f"sample {item.row.sample_id}: {length} log-probs expected, got {len(piece)}")
         return torch.cat([torch.zeros(0), *pieces]).to(device=device, dtype=torch.float32)
 
-    columns = [spec for spec in columns if spec.in_loss_batch]
+    columns = [spec for spec in columns if spec.in_loss_batch and not _is_unfilled(spec, rows)]
     for item in rows:
         _refuse_ids_outside(item, shard.vocab_size)
     has_advantages = bool(rows) and all(item.advantages is not None for item in rows)
@@ -134,7 +141,13 @@ def build_loss_batch(
             for spec in columns
             if not spec.response_aligned
         },
+        context_group=context_group,
+        row_trained_tokens=torch.as_tensor([int(item.mask.sum()) for item in rows], dtype=torch.int64, device=device),
     )
+
+
+def _is_unfilled(spec: ColumnSpec, rows: Sequence[TrainRow]) -> bool:
+    return spec.origin is ColumnOrigin.WORKER and not any(spec.name in item.columns for item in rows)
 
 
 def _advantages(item: TrainRow) -> npt.NDArray[np.generic]:

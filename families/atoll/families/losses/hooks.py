@@ -9,48 +9,23 @@ def my_loss(args, batch, logits, reduce):  # named <family><suffix>
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Generic, ParamSpec, TypeVar, cast
 
 from atoll.families.catalog import AnyFamily
 from atoll.families.family import HookChannel
+from atoll.families.losses.actor import Actor, RolloutData
 from atoll.families.losses.batch import LossBatch
 from atoll.families.losses.reducer import Reducer
 from atoll.families.options import FamilyOptions
 from atoll.families.refusals import family_malformed
 from atoll.families.run_settings import HookArgs
-from atoll.families.steps import TrainRow
 from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Args = HookArgs[FamilyOptions]
-
-
-@dataclass(slots=True, eq=False)
-class RolloutData:
-    """The rows of one step on one rank, to which `custom_advantage_function` adds advantages and returns."""
-
-    rows: Sequence[TrainRow]
-    values: Sequence[Tensor] | None = None
-    """Per row, the critic's float32 [R]."""
-    advantages: Sequence[Tensor] | None = None
-    """Per row, float32 [R]; filled by the hook."""
-    returns: Sequence[Tensor] | None = None
-    """Per row, float32 [R]; filled by the hook."""
-
-
-class Actor(Protocol):
-    """What the lifecycle hooks may do with an actor. Weight sets are named; `actor` is the one that trains."""
-
-    def copy_weights(self, source: str, target: str) -> None:
-        """Keeps a copy of a weight set under another name; it is part of the checkpoint."""
-
-    def forward_only(
-        self, weights: str, rows: Sequence[TrainRow], compute: Callable[[LossBatch, Tensor], Tensor]
-    ) -> Sequence[Tensor]:
-        """Runs rows through a weight set without gradient; returns `compute(batch, logits)` cut into rows."""
 
 
 LossHook = Callable[[Args, LossBatch, Tensor, Reducer], tuple[Tensor, Mapping[str, Tensor]]]

@@ -6,47 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from atoll.common.errors import InvalidInput
-from atoll.families.catalog import AnyFamily, make_family
-from atoll.families.family import HookChannel
+from atoll.families.catalog import make_family
 from atoll.families.losses.batch import build_loss_batch
 from atoll.families.losses.loss_function import LossFunction
 from atoll.families.losses.policy_loss import LossResult
 from atoll.families.losses.vocab import VocabShard, log_probs_at_ids
 from atoll.families.rows import Row
-from atoll.families.run_settings import BackendNeeds
 from atoll.families.steps import TrainRow
 from atoll.trainer.backend import FamilyBinding
 from torch import Tensor
 
-_HOOKS = frozenset({HookChannel.LOSS, HookChannel.PG_LOSS})
-"""Channels that this backend runs."""
-
-
-def check_family(family: AnyFamily, needs: BackendNeeds) -> None:
-    """Refuse a family that asks for more than this backend has.
-
-    Raises `InvalidInput` naming what it asks for.
-    """
-    missing = [channel.value for channel in sorted(family.required_objective_hooks - _HOOKS)]
-    missing += [name for name, asked in (("a critic", needs.critic), ("a frozen base", needs.frozen_base)) if asked]
-    if missing:
-        raise InvalidInput(
-            f"loss family {family.name} needs {', '.join(missing)}, which the Megatron backend does not run;"
-            f" it runs {', '.join(sorted(channel.value for channel in _HOOKS))}",
-            field="family",
-        )
-
 
 class Objective:
-    """The loss of one job. Raises what `LossFunction` and `check_family` raise."""
+    """The loss of one job. Raises what `LossFunction` raises."""
 
     def __init__(self, binding: FamilyBinding, shard: VocabShard, device: torch.device) -> None:
         family = make_family(binding.reference, binding.options).bind(binding.run)
         self.needs = family.configure_backend(binding.run)
-        check_family(family, self.needs)
         self._loss = LossFunction(family, binding.run)
-        self._columns = family.columns
+        self._columns = family.run_columns(binding.run)
         self._shard = shard
         self._device = device
 
