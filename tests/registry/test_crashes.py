@@ -17,7 +17,7 @@ def test_a_kill_before_any_durable_operation_leaves_a_registry_that_goes_on(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
