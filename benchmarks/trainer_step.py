@@ -4,7 +4,8 @@
 
 Both sides run in float32 on as many threads in all, alternate step by step, and take the same loss from the same
 weights; the first step of each warms up and is left out, and its losses must agree. The last line is
-`trainer_step: ratio=<Megatron's median time over transformers'> ...`.
+`trainer_step: ratio=<Megatron's median time over transformers'> cpu_ratio=<the same of CPU seconds> ...`: on a machine
+that does other work the second is the one to read.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from atoll.common import torchvision_shim
 from atoll.families.catalog import make_family
@@ -138,27 +143,55 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> None:
         binding, step = make_step(arguments.rows, arguments.tokens, vocab)
         backend.load(directory, None, None)
         plain = PlainTrainer(directory, step)
-        times: dict[str, list[float]] = {"megatron": [], "transformers": []}
+        ours, theirs = Timing("megatron"), Timing("transformers")
         for number in range(arguments.steps + 1):
-            start = time.perf_counter()
-            (metrics,) = backend.train(binding, [step], [LEARNING_RATE]).metrics
-            middle = time.perf_counter()
-            loss = plain.step()
-            end = time.perf_counter()
+            with ours.measured():
+                (metrics,) = backend.train(binding, [step], [LEARNING_RATE]).metrics
+            with theirs.measured():
+                loss = plain.step()
             if number == 0 and abs(metrics["loss"] - loss) > 1e-4:
                 raise SystemExit(f"the losses differ: megatron {metrics['loss']}, transformers {loss}")
-            if number > 0:
-                times["megatron"].append(middle - start)
-                times["transformers"].append(end - middle)
-                print(f"step {number}: megatron {middle - start:.3f} s, transformers {end - middle:.3f} s", flush=True)
+            print(f"step {number}: megatron {ours.wall[-1]:.3f} s, transformers {theirs.wall[-1]:.3f} s", flush=True)
     finally:
         backend.close()
-    ours, theirs = (statistics.median(times[name]) for name in ("megatron", "transformers"))
     print(
-        f"trainer_step: ratio={ours / theirs:.2f} megatron={ours:.3f}s transformers={theirs:.3f}s"
-        f" tensor={layout.tensor} data={layout.data} rows={arguments.rows} tokens={arguments.tokens}"
-        f" threads={torch.get_num_threads()}"
+        f"trainer_step: ratio={ours.median_wall / theirs.median_wall:.2f}"
+        f" cpu_ratio={ours.median_cpu / theirs.median_cpu:.2f}"
+        f" megatron={ours.median_wall:.3f}s transformers={theirs.median_wall:.3f}s tensor={layout.tensor}"
+        f" data={layout.data} rows={arguments.rows} tokens={arguments.tokens} threads={torch.get_num_threads()}"
     )
+
+
+@dataclass
+class Timing:
+    """Seconds of each step of one side, the first being the warm-up."""
+
+    name: str
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Time the block."""
+        wall, cpu = time.perf_counter(), _cpu_seconds()
+        yield
+        self.wall.append(time.perf_counter() - wall)
+        self.cpu.append(_cpu_seconds() - cpu)
+
+    @property
+    def median_wall(self) -> float:
+        """Without the warm-up."""
+        return statistics.median(self.wall[1:])
+
+    @property
+    def median_cpu(self) -> float:
+        """Without the warm-up, over this process and its workers."""
+        return statistics.median(self.cpu[1:])
+
+
+def _cpu_seconds() -> float:
+    me = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in [me, *me.children(recursive=True)])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from atoll.common.errors import AtollError
 from atoll.families.run_settings import RunSettings
 from atoll.trainer.backend import BackendCrashed, FamilyBinding
 from atoll.trainer.megatron.backend import MegatronBackend
@@ -23,6 +24,7 @@ TinyModel = Callable[[ModelKind], Path]
 
 _SPEC = """
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
+from atoll.families.run_settings import BackendNeeds
 from atoll.families.signal import StepSignal
 
 class PushDown(LossFamily):
@@ -37,6 +39,13 @@ class PushDown(LossFamily):
 
     def prepare(self, batch, state):
         return StepSignal(None)
+
+
+class Critical(PushDown):
+    name = "critical"
+
+    def configure_backend(self, run):
+        return BackendNeeds(critic=True)
 """
 _OBJECTIVE = """
 from atoll.families.family import HookChannel
@@ -69,6 +78,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (root / "pushdown_pkg" / "__init__.py").touch()
     (root / "pushdown_pkg" / "spec.py").write_text(_SPEC)
     (root / "pushdown_pkg" / "objective.py").write_text(_OBJECTIVE)
+    (root / "hookless_pkg").mkdir()
+    (root / "hookless_pkg" / "__init__.py").touch()
+    (root / "hookless_pkg" / "spec.py").write_text(_SPEC.replace('"pushdown"', '"hookless"'))
     sys.path.insert(0, str(root))
     yield "pushdown_pkg.spec:PushDown"
     sys.path.remove(str(root))
@@ -144,8 +156,27 @@ def test_staging_without_room_is_refused_before_anything_is_written(
     assert backend.healthy()
 
 
-def test_a_job_for_an_unknown_family_says_so(backend: MegatronBackend, tiny_model: TinyModel) -> None:
+def test_families_that_cannot_run_here_are_refused_without_touching_the_workers(
+    package: str, backend: MegatronBackend, tiny_model: TinyModel
+) -> None:
     backend.load(tiny_model(ModelKind("llama")), None, None)
-    binding = FamilyBinding("nowhere.at_all:Family", {}, RunSettings(VOCAB, 64))
-    with pytest.raises(BackendCrashed, match="nowhere"):
+    steps = grpo_steps(make_rows(), grpo_binding())
+    run = RunSettings(VOCAB, 64)
+    for binding, reason in [
+        (FamilyBinding("nowhere.at_all:Family", {}, run), "nowhere"),
+        (FamilyBinding(package.replace("PushDown", "Critical"), {}, run), "a critic"),
+        (FamilyBinding("grpo", {"eps_clipp": 0.1}, run), "eps_clipp"),
+        (grpo_binding(kl_loss_coef=0.1), "reference model"),
+    ]:
+        with pytest.raises(AtollError, match=reason):
+            backend.train(binding, steps, [1e-2])
+    assert backend.healthy()
+
+
+def test_a_family_whose_hooks_are_missing_stops_the_workers(
+    package: str, backend: MegatronBackend, tiny_model: TinyModel
+) -> None:
+    backend.load(tiny_model(ModelKind("llama")), None, None)
+    binding = FamilyBinding("hookless_pkg.spec:PushDown", {}, RunSettings(VOCAB, 64))
+    with pytest.raises(BackendCrashed, match="objective, which is missing"):
         backend.train(binding, grpo_steps(make_rows(), grpo_binding()), [1e-2])

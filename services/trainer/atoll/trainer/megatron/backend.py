@@ -14,6 +14,7 @@ from atoll.families.rows import Float32, Row
 from atoll.families.steps import TrainStep
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepRefused, StepReport
 from atoll.trainer.megatron.architecture import Architecture, UnsupportedModel, check_divisible, read_architecture
+from atoll.trainer.megatron.family_check import check_family
 from atoll.trainer.megatron.refusals import NotFinite
 from atoll.trainer.megatron.row_plan import RowPlan, plan_rows
 from atoll.trainer.megatron.settings import MegatronSettings
@@ -59,6 +60,7 @@ class MegatronBackend:
         self._group: WorkerGroup | None = None
         self._architecture: Architecture | None = None
         """Of the model in memory; None when there is none."""
+        self._has_reference = False
 
     def load(
         self, model_directory: Path, checkpoint_directory: Path | None, reference_directory: Path | None
@@ -73,6 +75,7 @@ class MegatronBackend:
         answers = self._call_all("load", (model_directory, checkpoint_directory), self._timeouts.load)
         self._call_all("set_reference", (reference_directory,), self._timeouts.load)
         self._architecture = architecture
+        self._has_reference = reference_directory is not None
         return cast(Loaded, answers[0])
 
     def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
@@ -89,9 +92,13 @@ class MegatronBackend:
         return [found[i] for i in range(len(rows))]
 
     def train(self, family: FamilyBinding, steps: Sequence[TrainStep], learning_rates: Sequence[float]) -> StepReport:
-        """See `TrainingBackend.train`. ``seconds`` are of the slowest rank in each phase."""
+        """See `TrainingBackend.train`. ``seconds`` are of the slowest rank in each phase.
+
+        Raises `InvalidInput` for a family that this backend does not run.
+        """
         if len(steps) != len(learning_rates):
             raise ValueError(f"expected a learning rate for each of {len(steps)} steps, got {len(learning_rates)}")
+        check_family(family, has_reference=self._has_reference)
         shares: list[list[list[list[object]]]] = [[] for _ in range(self._settings.layout.data)]
         for step in steps:
             plan = self._plan([len(item.row.tokens) for item in step.rows])

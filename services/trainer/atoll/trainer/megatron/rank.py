@@ -154,7 +154,7 @@ class MegatronRank:
     def _frozen_reference(self, model: _Model) -> FrozenWeights:
         if self._reference is None:
             if self._reference_directory is None:
-                raise ValueError("the family needs a reference model and none was given to load")
+                raise RuntimeError("no reference model was given to load")
             self._reference = FrozenWeights(self._reference_directory, model.architecture, model.padded_vocab)
         return self._reference
 
