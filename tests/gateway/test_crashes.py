@@ -8,9 +8,11 @@ import asyncio
 import os
 import shutil
 import signal
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from atoll.api.trainer.v1 import job_pb2
@@ -95,6 +97,16 @@ def prepared(directory: Path) -> list[str]:
     return asyncio.run(prepare())
 
 
+def _run_and_exit(target: Callable[..., None], *arguments: object) -> NoReturn:
+    """The end of a fork: nothing of the process it was forked from may run in it."""
+    try:
+        target(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 def _die_at_every_step(
     template: Path, scratch: Path, target: Callable[..., None], arguments: tuple[object, ...], pipe: Pipe
 ) -> None:
@@ -105,8 +117,7 @@ def _die_at_every_step(
         shutil.copytree(template, copies[-1])
         pid = os.fork()
         if pid == 0:
-            target(copies[-1], *arguments, step)
-            os._exit(0)
+            _run_and_exit(target, copies[-1], *arguments, step)
         _, status = os.waitpid(pid, 0)
         if os.waitstatus_to_exitcode(status) == 0:
             break
@@ -119,6 +130,8 @@ def each_death(template: Path, scratch: Path, target: Callable[..., None], *argu
     ours, theirs = process_context().Pipe()
     child = process_context().Process(target=_die_at_every_step, args=(template, scratch, target, arguments, theirs))
     child.start()
+    # So that recv() ends when the child does.
+    theirs.close()
     copies: list[Path] = ours.recv()
     child.join()
     assert 5 < len(copies) < MAX_STEPS, "it died at too few steps to show anything, or never came through"
@@ -186,6 +199,7 @@ async def test_kill_9_of_a_gateway_between_reply_report_and_settlement(tmp_path:
         ours, theirs = process_context().Pipe()
         child = process_context().Process(target=_gateway_until_killed, args=(settings, theirs))
         child.start()
+        theirs.close()
         receipts = await asyncio.to_thread(ours.recv)
         ours.send(reported)
         told = [await asyncio.to_thread(ours.recv) for _ in range(reported)]

@@ -72,6 +72,7 @@ async def test_two_processes_that_report_on_the_same_samples_form_each_batch_onc
         ours, theirs = context.Pipe()
         child = context.Process(target=_report_on_all, args=(tmp_path, receipts, seed, theirs))
         child.start()
+        theirs.close()
         pipes.append(ours)
         children.append(child)
     for pipe in pipes:
