@@ -207,6 +207,24 @@ async def test_abort_by_name_ends_a_reply_with_what_it_had(engine_client: Engine
     assert len(log_probs) == len(ids) == finish.usage.completion_tokens == finish.spans[-1].end
 
 
+async def test_a_reply_that_is_cut_while_it_waits_ends_without_a_token(engine_client: EngineClient) -> None:
+    long = SamplingParams(max_new_tokens=400, ignore_eos=True)
+    # The engine samples 32 replies together.
+    running = [asyncio.create_task(collect(engine_client.generate([*PROMPT, n], long))) for n in range(32)]
+    await until_running(engine_client, 32)
+    waiting = asyncio.create_task(collect(engine_client.generate(PROMPT, long, rid="waiting", top_k_log_probs=2)))
+    await asyncio.sleep(0.2)
+    await engine_client.abort("waiting")
+    (chunk,) = await waiting
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+    assert len(chunk.token_ids) == 0
+    assert chunk.finish is not None
+    assert chunk.finish.reason is FinishReason.ABORT
+    assert chunk.finish.usage.completion_tokens == 0
+
+
 async def test_leaving_a_stream_early_frees_the_engine(engine_client: EngineClient) -> None:
     params = SamplingParams(max_new_tokens=1900, ignore_eos=True)
     async with aclosing(engine_client.generate(PROMPT, params)) as chunks:

@@ -7,7 +7,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 from atoll.common.engine_frames import ChoiceReader, Frame, read_score, split_events, text_of_error
-from atoll.common.engine_types import EngineProtocolError, EngineRefused, EngineUnavailable
+from atoll.common.engine_types import EngineProtocolError, EngineRefused, EngineUnavailable, FinishReason
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,9 +90,31 @@ def test_fewer_likeliest_tokens_than_asked_for_are_an_error() -> None:
 
 def test_a_frame_without_a_field_is_an_error_that_names_it() -> None:
     frame = deepcopy(FRAME)
-    del frame["meta_info"]["weight_versions"]
-    with pytest.raises(EngineProtocolError, match="weight_versions"):
+    del frame["meta_info"]["completion_tokens"]
+    with pytest.raises(EngineProtocolError, match="completion_tokens"):
         read(frame)
+
+
+def test_a_reply_without_spans_is_an_error_unless_it_has_no_token() -> None:
+    frame = deepcopy(FRAME)
+    del frame["meta_info"]["weight_versions"]
+    with pytest.raises(EngineProtocolError, match="cover 0 of 2"):
+        read(frame)
+
+
+def test_a_cut_reply_that_repeats_its_last_token_counts_it_once() -> None:
+    reader = ChoiceReader(VOCAB_SIZE, 1)
+    first = deepcopy(FRAME)
+    first["meta_info"]["finish_reason"] = None
+    reader.read(first)
+    last = deepcopy(FRAME)
+    last["output_ids"] = [1023]
+    last["meta_info"]["finish_reason"] = {"type": "abort", "message": "cut"}
+    chunk = reader.read(last)
+    assert len(chunk.token_ids) == len(chunk.log_probs) == 0
+    assert chunk.finish is not None
+    assert chunk.finish.reason is FinishReason.ABORT
+    assert chunk.finish.usage.completion_tokens == 2
 
 
 def test_a_refusal_inside_a_stream_is_a_refusal() -> None:

@@ -24,7 +24,7 @@ from atoll.common.engine_types import (
 try:
     from orjson import loads
 except ImportError:  # the standard library reads the same documents, several times slower
-    from json import loads
+    from json import loads  # type: ignore[assignment]
 
 __all__ = ["ChoiceReader", "Frame", "loads", "raise_for_error", "read_score", "split_events"]
 
@@ -120,6 +120,10 @@ class ChoiceReader:
                 raise_for_error(finish.get("message", ""), int(finish["status_code"] or 500))
             ids = _ids(frame["output_ids"])
             entries = meta.get("output_token_logprobs", [])
+            rows = meta["output_top_logprobs"] if self.top_k and len(ids) else []
+            if finish is not None and finish["type"] == "abort" and self.seen == meta["completion_tokens"]:
+                # Cut while it waited in the queue: the frame repeats the last token, if there was one.
+                ids, entries, rows = _ids([]), [], []
             self.seen += len(ids)
             if self.seen != meta["completion_tokens"]:
                 raise EngineProtocolError(
@@ -132,14 +136,16 @@ class ChoiceReader:
                 token_ids=ids,
                 log_probs=_log_probs(entries),
                 text=frame["text"],
-                top_k=_top_k(meta["output_top_logprobs"], len(ids), self.top_k) if self.top_k else None,
+                top_k=_top_k(rows, len(ids), self.top_k) if self.top_k else None,
                 finish=None if finish is None else self._finish(finish, meta),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise EngineProtocolError(f"an answer of /generate lacks or garbles {error}") from error
 
     def _finish(self, finish: _FinishWire, meta: _Meta) -> Finish:
-        spans = tuple(WeightSpan(span["version"], span["start"], span["end"]) for span in meta["weight_versions"])
+        # A reply that was cut before it started has no spans and no count of the prompt.
+        reported = meta.get("weight_versions") or []
+        spans = tuple(WeightSpan(span["version"], span["start"], span["end"]) for span in reported)
         position = 0
         for span in spans:
             if span.start != position or span.end < span.start:
@@ -152,7 +158,7 @@ class ChoiceReader:
             matched=finish.get("matched"),
             detail=finish.get("message") or "",
             spans=spans,
-            usage=Usage(meta["prompt_tokens"], meta["completion_tokens"], meta.get("cached_tokens", 0)),
+            usage=Usage(meta.get("prompt_tokens", 0), meta["completion_tokens"], meta.get("cached_tokens", 0)),
         )
 
 

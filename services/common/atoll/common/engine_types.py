@@ -130,7 +130,10 @@ class WeightSpan:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one choice. Example: Usage(prompt_tokens=12, completion_tokens=42, cached_tokens=8)."""
+    """Token counts of one choice; the prompt counts 0 when the reply was cut before it started.
+
+    Example: Usage(prompt_tokens=12, completion_tokens=42, cached_tokens=8)
+    """
 
     prompt_tokens: int
     completion_tokens: int
