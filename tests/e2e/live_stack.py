@@ -35,8 +35,9 @@ GROUPS = 2
 BATCH = GROUPS * GROUP_SIZE
 """Samples of one training job: as few as a group-relative family can learn from."""
 
-START_SECONDS = 180.0
-VERSION_SECONDS = 90.0
+START_SECONDS = 400.0
+"""Half a minute on an idle machine; the stack's own timeouts, which say more, come first."""
+VERSION_SECONDS = 180.0
 Json = dict[str, object]
 
 
