@@ -43,7 +43,7 @@ def service(module: str, environment: Mapping[str, str], log: Path) -> Iterator[
         yield process
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 async def healthy(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -144,12 +144,16 @@ async def killed(line: Line) -> None:
     async with line.trainer() as (stub, process):
         await stub.SubmitJob(line.job(0))
         assert (await finish(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert workers
+        for worker in workers:
+            worker.suspend()  # the step cannot end before the kill, however slow this machine is
         await stub.SubmitJob(line.job(1))
         async for reply in stub.WatchJob(trainer_service_pb2.WatchJobRequest(job_id="job-1")):
             if reply.job.state == job_pb2.JOB_STATE_RUNNING:
                 break
-        workers = psutil.Process(process.pid).children(recursive=True)
-        assert workers
+        for worker in workers:
+            worker.resume()
         process.send_signal(signal.SIGKILL)
         process.wait(10)
         _, alive = psutil.wait_procs(workers, timeout=10)

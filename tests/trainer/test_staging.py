@@ -18,12 +18,17 @@ def test_the_manifest_names_every_file_with_its_size_and_digest(tmp_path: Path) 
     }
 
 
-def test_a_restarted_trainer_names_the_same_area_and_another_attempt_another_one() -> None:
+def test_a_restarted_trainer_names_the_same_area_and_another_attempt_or_scenario_another_one() -> None:
     model, checkpoint = artifact_pb2.ARTIFACT_KIND_MODEL, artifact_pb2.ARTIFACT_KIND_CHECKPOINT
     job_id = "j" * 63
-    assert staging_request_id(job_id, 1, model) == staging_request_id(job_id, 1, model)
-    names = {staging_request_id(job_id, attempt, kind) for attempt in (1, 2) for kind in (model, checkpoint)}
-    assert len(names) == 4
+    assert staging_request_id("chat", job_id, 1, model) == staging_request_id("chat", job_id, 1, model)
+    names = {
+        staging_request_id(scenario, job_id, attempt, kind)
+        for scenario in ("chat", "other")
+        for attempt in (1, 2)
+        for kind in (model, checkpoint)
+    }
+    assert len(names) == 8
     for name in names:
         assert check_id(name, "request_id") == name
 

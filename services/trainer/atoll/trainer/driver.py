@@ -97,7 +97,7 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
         BatchReader(gateway),
         backend,
         model,
-        Stager(registry, backend, patience),
+        Stager(registry, settings.scenario, backend, patience),
         TrainingSetup(
             family=family,
             binding=FamilyBinding(family.reference(), facts.options, run),

@@ -59,7 +59,8 @@ class _Area:
 class Stager:
     """Writes versions into the registry's store, which it shares a directory with."""
 
-    def __init__(self, channel: grpc.aio.Channel, backend: TrainingBackend, patience: Patience) -> None:
+    def __init__(self, channel: grpc.aio.Channel, scenario: str, backend: TrainingBackend, patience: Patience) -> None:
+        self._scenario = scenario
         self._artifacts = artifact_service_pb2_grpc.ArtifactServiceStub(channel)
         self._backend = backend
         self._patience = patience
@@ -111,7 +112,7 @@ class Stager:
 
     async def _open(self, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> _Area:
         request = artifact_service_pb2.StageArtifactRequest(
-            request_id=staging_request_id(job_id, attempt, kind), kind=kind
+            request_id=staging_request_id(self._scenario, job_id, attempt, kind), kind=kind
         )
         reply = await self._ask("stage", lambda: self._artifacts.StageArtifact(request, timeout=CALL_SECONDS))
         return _Area(reply.staging_id, Path(reply.location))
@@ -144,9 +145,12 @@ class Stager:
             raise
 
 
-def staging_request_id(job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> str:
-    """Names the staging area of one artifact of one attempt: a restarted trainer finds and empties the same one."""
-    text = f"{job_id}/{attempt}/{artifact_pb2.ArtifactKind.Name(kind)}"
+def staging_request_id(scenario: str, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> str:
+    """Names the staging area of one artifact of one attempt: a restarted trainer finds and empties the same one.
+
+    The scenario is part of it: two scenarios of one registry may have jobs of the same id.
+    """
+    text = f"{scenario}/{job_id}/{attempt}/{artifact_pb2.ArtifactKind.Name(kind)}"
     return f"stage-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
