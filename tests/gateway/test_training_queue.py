@@ -1,7 +1,9 @@
 """Open batches reach the trainer in order and end exactly once, whatever happens to either side."""
 
+import asyncio
 from pathlib import Path
 
+import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2
 from atoll.common.errors import Conflict, InvalidInput, Unavailable
@@ -167,3 +169,15 @@ async def test_an_unavailable_answer_is_tried_again(tmp_path: Path) -> None:
     async with open_world(tmp_path, trainer) as world:
         await world.batch()
         await eventually(lambda: standings(world.gateway.database) == {"consumed": 2})
+
+
+@pytest.mark.parametrize("ticks", range(5))
+async def test_stopping_ends_whatever_it_interrupts(tmp_path: Path, ticks: int) -> None:
+    """A wake-up and a cancellation in the same turn of the event loop: the cancellation must win."""
+    async with open_world(tmp_path) as world:
+        await eventually(lambda: world.gateway.scenarios.head(SCENARIO) is not None)
+        world.gateway.training.wake()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await world.gateway.training.stop()

@@ -133,7 +133,8 @@ class ScenarioDirectory:
                 request = version_calls.WatchVersionsRequest(scenario=scenario, from_revision=revision)
                 watch = self._versions.WatchVersions(request)
                 while True:
-                    answer = await asyncio.wait_for(watch.read(), SILENCE_SECONDS)
+                    async with asyncio.timeout(SILENCE_SECONDS):
+                        answer = await watch.read()
                     if not isinstance(answer, version_calls.WatchVersionsResponse):
                         break
                     if answer.HasField("version"):

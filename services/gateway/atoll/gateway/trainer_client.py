@@ -62,7 +62,8 @@ class TrainerClient:
         watch = self._trainer.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id))
         try:
             while True:
-                answer = await asyncio.wait_for(watch.read(), SILENCE_SECONDS)
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    answer = await watch.read()
                 if not isinstance(answer, trainer_service_pb2.WatchJobResponse):
                     raise Unavailable(f"the trainer ended the watch of {job_id} before the job was final")
                 on_change(answer.job)

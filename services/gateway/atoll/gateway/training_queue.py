@@ -8,6 +8,7 @@ submits them under their ids. Two gateways may drive the same batch: submitting 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -116,10 +117,10 @@ class TrainingQueue:
                         self._drivers[scenario] = driver
             except AtollError as error:
                 log.error("open batches not read", error=error.message)
-            try:
-                await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
-            except TimeoutError:
-                continue
+            # Not wait_for: Python 3.11's loses a cancellation that comes with the wake-up, and stop() would hang.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._wake.wait()
 
     async def _drive(self, trainer: TrainerClient, scenario: str) -> None:
         """One batch after another, until none is open. Never gives up."""
