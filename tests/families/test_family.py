@@ -10,11 +10,12 @@ import pytest
 from atoll.common.errors import InvalidInput
 from atoll.families.aggregation import Aggregation
 from atoll.families.driver import JobContext
-from atoll.families.family import LossFamily, LossType, ReportedSample, RowContext, SampleView
+from atoll.families.family import LossFamily, LossType
 from atoll.families.grpo import GrpoFamily, GrpoOptions
 from atoll.families.policy_spec import PolicyGradientWeight, WeightForm
 from atoll.families.rows import ColumnDtype, ColumnOrigin, ColumnSpec, Float32, VersionSpan
 from atoll.families.run_settings import BackendNeeds, RunSettings
+from atoll.families.samples import ReportedSample, RowContext, SampleView
 from atoll.families.steps import TrainStep
 
 from tests.families.rows import make_batch, make_report, make_row

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from atoll.api.gateway.v1 import sample_service_pb2
 from atoll.common.errors import AtollError, InternalError
-from atoll.families.family import ReportedSample
 from atoll.families.rows import VersionSpan
+from atoll.families.samples import ReportedSample
 from atoll.trainer.batch_reader import rows_of
 
 from tests.fakes.samples import FakeSample, pieces_of

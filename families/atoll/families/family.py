@@ -11,28 +11,19 @@ the family's reference and the same options.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
-from typing import ClassVar, Generic, Protocol, Self, cast
+from typing import ClassVar, Generic, Self, cast
 
 from atoll.families.aggregation import Aggregation
-from atoll.families.batching import BatchingRule, ReportView
+from atoll.families.batching import BatchingRule
 from atoll.families.driver import JobContext, WorkerGroups
 from atoll.families.options import FamilyOptions
 from atoll.families.policy_spec import OldPolicy, PolicyGradientWeight, PolicyLossSpec
 from atoll.families.refusals import option_refused, report_refused
-from atoll.families.rows import (
-    Batch,
-    Column,
-    ColumnSpec,
-    Float32,
-    Int32,
-    Row,
-    UInt8,
-    VersionSpan,
-)
+from atoll.families.rows import Batch, Column, ColumnSpec, Row, UInt8
 from atoll.families.run_settings import BackendNeeds, OptionsT_co, RunSettings
+from atoll.families.sampler_heads import HEAD_COLUMNS
+from atoll.families.samples import ReportedSample, RowContext
 from atoll.families.signal import FamilyState, StepScheduling, StepSignal
 from atoll.families.steps import RowWeights, TrainStep, aggregate
 from pydantic import JsonValue
@@ -66,56 +57,6 @@ class HookChannel(StrEnum):
     ADVANTAGE = "custom_advantage_function"
     ACTOR_INIT = "actor_init_hook"
     ACTOR_PRE_TRAIN = "actor_pre_train_hook"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleView:
-    """A recorded sample as a family sees it before it is a row."""
-
-    sample_id: str
-    tokens: Int32
-    """[P+R]"""
-    prompt_length: int
-    loss_mask: UInt8
-    """[R]"""
-    log_probs: Float32
-    """[R] as recorded by the engine"""
-    temperature: float
-    exact: bool
-    versions: tuple[VersionSpan, ...]
-    created_at: datetime
-    request: Mapping[str, JsonValue] = field(default_factory=dict)
-    """The chat request as it was received."""
-    text: str = ""
-    top_k_ids: Int32 | None = None
-    """[R, K] the engine's most likely ids, most likely first, where they were captured; -1 where a token has none."""
-    top_k_log_probs: Float32 | None = None
-    """[R, K] their log-probs, of the same distribution as `log_probs`; -inf where the id is -1."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReportedSample:
-    """A sample and the report about it."""
-
-    sample: SampleView
-    report: ReportView
-
-
-class PromptRenderer(Protocol):
-    """Renders chat messages with the scenario's template and tokenizer, as the gateway did for the sample."""
-
-    def render(self, messages: Sequence[Mapping[str, JsonValue]]) -> Int32:
-        """Token ids [P] of the prompt, the generation prompt included."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowContext:
-    """What a family may look at besides the sample whose row it shapes."""
-
-    batch: tuple[ReportedSample, ...]
-    """All of the batch, in its order."""
-    renderer: PromptRenderer | None = None
-    """There where `needs_prompt_renderer` says so."""
 
 
 class LossFamily(ABC, Generic[OptionsT_co]):
@@ -203,11 +144,11 @@ class LossFamily(ABC, Generic[OptionsT_co]):
         return tuple(spec.name for spec in cls.columns if not spec.logged)
 
     def run_columns(self, run: RunSettings) -> tuple[ColumnSpec, ...]:
-        """All extra columns of a run, of every origin. Default: `columns`.
+        """All extra columns of a run, of every origin. Default: `columns`, and the sampler's heads where they are read.
 
         A family whose options decide on columns adds them to `super().run_columns(run)`.
         """
-        return self.columns
+        return (*self.columns, *HEAD_COLUMNS) if run.score_centering else self.columns
 
     def shape_sample_row(self, item: ReportedSample, context: RowContext) -> Row:
         """The row of one reported sample. Default: the recorded tensors, the report's score as the reward.
@@ -251,6 +192,18 @@ class LossFamily(ABC, Generic[OptionsT_co]):
             raise option_refused(
                 f"{source}: score_centering true is refused: {self.name} declares no "
                 "policy-gradient weight; turn it off",
+                field="score_centering",
+            )
+        if run.score_centering and not 1 <= run.score_centering_top_k <= run.vocab_size:
+            raise option_refused(
+                f"{source}: score_centering_top_k must be in [1, {run.vocab_size}], the vocabulary, "
+                f"got {run.score_centering_top_k}",
+                field="score_centering_top_k",
+            )
+        if run.score_centering and self.loss_type is LossType.POLICY_LOSS and self.policy_loss_spec().tis_cap:
+            raise option_refused(
+                f"{source}: score_centering true is refused with truncated importance sampling (use_tis), which weighs "
+                "the policy gradient beyond the weight that the family declares; turn one off",
                 field="score_centering",
             )
         if self.configure_backend(run).reference_log_probs and not run.has_reference:

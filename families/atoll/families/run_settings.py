@@ -29,6 +29,10 @@ class RunSettings:
     """Whether the workers hold a frozen reference model."""
     score_centering: bool = False
     """Whether the correction of that name is on; a family that declares no policy-gradient weight refuses it."""
+    score_centering_top_k: int = 128
+    """Ids of the sampler's head; at most what the gateway captures."""
+    score_centering_min_tail_mass: float = 1e-6
+    """Tails below it are taken for it."""
 
 
 @dataclass(frozen=True, slots=True)

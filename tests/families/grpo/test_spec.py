@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from atoll.common.errors import InvalidInput
 from atoll.families.aggregation import AggregationMode
-from atoll.families.family import ReportedSample, RowContext, SampleView
 from atoll.families.grpo import GrpoFamily, GrpoOptions
 from atoll.families.grpo.spec import group_advantages
 from atoll.families.policy_spec import KlKind, OldPolicy, PolicyLossSpec
 from atoll.families.rows import VersionSpan
 from atoll.families.run_settings import BackendNeeds, RunSettings
+from atoll.families.samples import ReportedSample, RowContext, SampleView
 from pydantic import JsonValue
 
 from tests.families.rows import make_batch, make_report, make_row

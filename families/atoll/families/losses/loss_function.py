@@ -6,6 +6,7 @@ from atoll.families.losses.batch import LossBatch
 from atoll.families.losses.hooks import ObjectiveHooks, resolve_hooks
 from atoll.families.losses.policy_loss import LossResult, PgPrimitive, policy_loss
 from atoll.families.losses.reducer import Reducer
+from atoll.families.losses.score_centering import ScoreCentering
 from atoll.families.run_settings import HookArgs, RunSettings
 from torch import Tensor
 
@@ -21,11 +22,13 @@ class LossFunction:
         self._family = family
         self._args = HookArgs(family.options, run)
         self._spec = family.policy_loss_spec()
+        # A custom loss adds the correction itself: only it knows its advantages.
+        self._centering = ScoreCentering.of_run(run, family.policy_gradient_weight(run))
 
     def __call__(self, batch: LossBatch, logits: Tensor) -> LossResult:
         """This micro-batch's part of the step's loss, for logits [S, V_local]."""
         if self._family.loss_type is LossType.POLICY_LOSS:
-            return policy_loss(self._spec, batch, logits, self._primitive())
+            return policy_loss(self._spec, batch, logits, self._primitive(), self._centering)
         if self.hooks.loss is None:
             raise ValueError(f"loss family {self._family.name} has no custom_loss_function")
         reduce = Reducer(batch)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from atoll.families.losses.batch import LossBatch
 from atoll.families.losses.reducer import Reducer
+from atoll.families.losses.score_centering import ScoreCentering
 from atoll.families.losses.vocab import token_statistics
 from atoll.families.policy_spec import KlKind, OldPolicy, PolicyLossSpec
 from torch import Tensor
@@ -38,11 +39,16 @@ class LossResult:
 
 
 def policy_loss(
-    spec: PolicyLossSpec, batch: LossBatch, logits: Tensor, primitive: PgPrimitive | None = None
+    spec: PolicyLossSpec,
+    batch: LossBatch,
+    logits: Tensor,
+    primitive: PgPrimitive | None = None,
+    centering: ScoreCentering | None = None,
 ) -> LossResult:
     """The stock policy loss of one micro-batch, or the same loss around another per-token primitive.
 
-    logits [S, V_local]. Non-finite inputs under the mask change neither value nor gradient.
+    logits [S, V_local]. `centering` adds its term with the loss's own advantages and weights. Non-finite inputs under
+    the mask change neither value nor gradient.
     Raises: ValueError when the batch lacks advantages, or reference log-probs that the KL term needs.
     """
     if batch.advantages is None:
@@ -72,6 +78,10 @@ def policy_loss(
         pg_losses = pg_losses * weights.clamp(max=spec.tis_cap)
     metrics["pg_loss"] = reduce.metric(pg_losses)
     loss = reduce(pg_losses)
+    if centering is not None:
+        term, centering_metrics = centering(batch, logits, advantages, reduce)
+        loss = loss + term
+        metrics |= centering_metrics
     if spec.needs_reference:
         if batch.ref_log_probs is None:
             raise ValueError(f"kl_coef {spec.kl_coef:g} needs reference log-probs, and the batch has none")

@@ -1,5 +1,6 @@
 """Turns token values into this micro-batch's part of the step's sums, and finds the rows that are not finite."""
 
+import torch.distributed as dist
 from atoll.families.losses.batch import LossBatch
 from torch import Tensor, zeros_like
 
@@ -29,7 +30,7 @@ class Reducer:
         return self._masked(values.detach()).mul(self._batch.metric_weights).sum()
 
     def neutral(self, values: Tensor, constant: float = 0.0) -> Tensor:
-        """An input [T] of the loss with masked places replaced by a constant, before any arithmetic.
+        """An input [T] or [T, K] of the loss with masked places replaced by a constant, before any arithmetic.
 
         A trained token that is not finite marks its row: `bad_rows`.
         """
@@ -38,7 +39,23 @@ class Reducer:
 
     def require_finite(self, values: Tensor) -> None:
         """Marks the rows whose trained tokens are not finite. It never raises: all ranks must reach the collective."""
-        self._bad_tokens |= self._batch.mask & ~values.detach().isfinite()
+        finite = values.detach().isfinite().flatten(1).all(-1) if values.ndim > 1 else values.detach().isfinite()
+        self._bad_tokens |= self._batch.mask & ~finite
+
+    def row_mean(self, values: Tensor) -> Tensor:
+        """The mean of detached token values [T] over all trained tokens of their row, for each token [T].
+
+        A row that is split over the context-parallel group is summed over it: every rank of the group must call.
+        """
+        batch = self._batch
+        if batch.row_trained_tokens is None:
+            raise ValueError("the mean over a row needs its trained tokens, and the batch does not have them")
+        sums = batch.metric_weights.new_zeros(len(batch.sample_ids))
+        sums = sums.index_add(0, batch.row_of_token, self._masked(values.detach()).to(sums.dtype))
+        if batch.context_group is not None:
+            dist.all_reduce(sums, group=batch.context_group)
+        means = sums / batch.row_trained_tokens.clamp(min=1)
+        return means[batch.row_of_token].to(values.dtype)
 
     @property
     def bad_rows(self) -> Tensor:
@@ -52,4 +69,5 @@ class Reducer:
         return self._masked(values).mul(weights).sum()
 
     def _masked(self, values: Tensor, constant: float = 0.0) -> Tensor:
-        return values.masked_fill(~self._batch.mask, constant)
+        masked = ~self._batch.mask
+        return values.masked_fill(masked.view(-1, *[1] * (values.ndim - 1)), constant)

@@ -62,8 +62,8 @@ def token_statistics(
     same tokens. A token whose incoming gradient is 0 gets gradient 0, whatever its logits hold.
     Raises: ValueError for shapes that do not fit and ids outside [0, V).
     """
-    _check(logits, ids, temperatures, shard, logit_rows)
-    rows_of_chunk = chunk_rows or max(1, CHUNK_ELEMENTS // logits.shape[1])
+    check_inputs(logits, ids, temperatures, shard, logit_rows)
+    rows_of_chunk = chunk_rows or rows_of_a_chunk(logits)
     outputs: tuple[Tensor, Tensor, Tensor] = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
         logits, ids, temperatures, logit_rows, shard, rows_of_chunk
     )
@@ -100,19 +100,19 @@ class _TokenStatistics(torch.autograd.Function):
         shard: VocabShard,
         chunk_rows: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        columns = _Columns.of(logits, shard)
+        columns = Columns.of(logits, shard)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         lse, log_probs, entropies = torch.empty(3, len(ids), dtype=dtype, device=logits.device)
-        for chunk in _chunks(len(ids), chunk_rows):
+        for chunk in row_chunks(len(ids), chunk_rows):
             z = columns.scaled(logits, temperatures, logit_rows, chunk)
             top = z.amax(-1) if columns.count else torch.full_like(lse[chunk], -torch.inf)
-            _all_reduce(top, dist.ReduceOp.MAX, shard)
+            all_reduce(top, dist.ReduceOp.MAX, shard)
             z -= top[:, None]
             local, owned = columns.local_ids(ids[chunk])
             target = z.gather(1, local[:, None])[:, 0].masked_fill(~owned, 0) if columns.count else top * 0
             weights = z.exp_()
             sums = torch.stack([weights.sum(-1), torch.special.entr(weights).sum(-1), target])
-            _all_reduce(sums, dist.ReduceOp.SUM, shard)
+            all_reduce(sums, dist.ReduceOp.SUM, shard)
             log_total = sums[0].log()
             lse[chunk] = top + log_total
             log_probs[chunk] = sums[2] - log_total
@@ -128,11 +128,11 @@ class _TokenStatistics(torch.autograd.Function):
         ctx: FunctionCtx, grad_lse: Tensor | None, grad_log_probs: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         logits, ids, temperatures, logit_rows, lse, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
-        columns: _Columns = ctx.columns  # type: ignore[attr-defined]
+        columns: Columns = ctx.columns  # type: ignore[attr-defined]
         grad_logits = torch.zeros_like(logits)
         zero = torch.zeros_like(lse)
         of_lse, of_log_probs, of_entropy = (zero if g is None else g for g in (grad_lse, grad_log_probs, grad_entropy))
-        for chunk in _chunks(len(ids), ctx.chunk_rows):  # type: ignore[attr-defined]
+        for chunk in row_chunks(len(ids), ctx.chunk_rows):  # type: ignore[attr-defined]
             if not columns.count:
                 break
             log_p = columns.scaled(logits, temperatures, logit_rows, chunk).sub_(lse[chunk, None])
@@ -146,24 +146,19 @@ class _TokenStatistics(torch.autograd.Function):
             local, owned = columns.local_ids(ids[chunk])
             grad.scatter_add_(1, local[:, None], (of_log_probs[chunk] * owned)[:, None])
             idle = (of_lse[chunk] == 0) & (of_log_probs[chunk] == 0) & (of_entropy[chunk] == 0)
-            grad = (grad / temperatures[chunk, None]).masked_fill_(idle[:, None], 0).to(logits.dtype)
-            own = grad_logits[:, : columns.count]
-            if logit_rows is None:
-                own[chunk] = grad
-            else:
-                own.index_add_(0, logit_rows[chunk], grad)
+            columns.add_gradient(grad_logits, grad, idle, temperatures, logit_rows, chunk)
         return grad_logits, None, None, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
     """The columns of this shard that are tokens: the first `count`; the rest is padding."""
 
     first: int
     count: int
 
     @classmethod
-    def of(cls, logits: Tensor, shard: VocabShard) -> "_Columns":
+    def of(cls, logits: Tensor, shard: VocabShard) -> "Columns":
         first = shard.rank * logits.shape[1]
         return cls(first, min(max(shard.vocab_size - first, 0), logits.shape[1]))
 
@@ -173,6 +168,23 @@ class _Columns:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         return rows[:, : self.count].to(dtype) / temperatures[chunk, None]
 
+    def add_gradient(
+        self,
+        grad_logits: Tensor,
+        grad: Tensor,
+        idle: Tensor,
+        temperatures: Tensor,
+        logit_rows: Tensor | None,
+        chunk: slice,
+    ) -> None:
+        """Adds dL/dz [chunk, count] to dL/dx [S, V_local]; `idle` bool [chunk] marks tokens without a gradient."""
+        grad = (grad / temperatures[chunk, None]).masked_fill_(idle[:, None], 0).to(grad_logits.dtype)
+        own = grad_logits[:, : self.count]
+        if logit_rows is None:
+            own[chunk] = grad
+        else:
+            own.index_add_(0, logit_rows[chunk], grad)
+
     def local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Columns of the ids, 0 where another shard owns them, and whether this one does."""
         local = ids - self.first
@@ -180,16 +192,26 @@ class _Columns:
         return local.masked_fill(~owned, 0), owned
 
 
-def _chunks(total: int, size: int) -> Iterator[slice]:
+def rows_of_a_chunk(logits: Tensor) -> int:
+    """How many rows of these logits make a chunk."""
+    return max(1, CHUNK_ELEMENTS // max(1, logits.shape[1]))
+
+
+def row_chunks(total: int, size: int) -> Iterator[slice]:
+    """[0, total) in slices of `size`."""
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
-def _all_reduce(values: Tensor, operation: dist.ReduceOp.RedOpType, shard: VocabShard) -> None:
+def all_reduce(values: Tensor, operation: dist.ReduceOp.RedOpType, shard: VocabShard) -> None:
+    """Reduces in place over the shards; nothing to do without a group."""
     if shard.group is not None:
         dist.all_reduce(values, operation, group=shard.group)
 
 
-def _check(logits: Tensor, ids: Tensor, temperatures: Tensor, shard: VocabShard, logit_rows: Tensor | None) -> None:
+def check_inputs(
+    logits: Tensor, ids: Tensor, temperatures: Tensor, shard: VocabShard, logit_rows: Tensor | None
+) -> None:
+    """Refuses ids [T, ...] outside [0, V) and shapes that do not fit together. Raises: ValueError."""
     tokens = len(ids)
     if logits.ndim != 2 or len(temperatures) != tokens or len(logits if logit_rows is None else logit_rows) != tokens:
         raise ValueError(
@@ -201,5 +223,5 @@ def _check(logits: Tensor, ids: Tensor, temperatures: Tensor, shard: VocabShard,
         raise ValueError(
             f"{shard.size} shards of {logits.shape[1]} columns do not hold the vocabulary of {shard.vocab_size}"
         )
-    if tokens and (int(ids.min()) < 0 or int(ids.max()) >= shard.vocab_size):
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= shard.vocab_size):
         raise ValueError(f"ids must be in [0, {shard.vocab_size}), got {int(ids.min())}..{int(ids.max())}")

@@ -11,9 +11,9 @@ from atoll.common import structs
 from atoll.common.errors import InternalError
 from atoll.common.tensors import Array, TensorReader
 from atoll.families.batching import ReportView
-from atoll.families.family import ReportedSample, SampleView
 from atoll.families.refusals import batch_refused
 from atoll.families.rows import Float32, Int32, UInt8, VersionSpan
+from atoll.families.samples import ReportedSample, SampleView
 from atoll.trainer.calls import failure_of
 
 PULL_SECONDS = 600.0
@@ -91,6 +91,8 @@ def _reported_sample(header: sample_service_pb2.RowHeader, reader: TensorReader)
         created_at=sample.create_time.ToDatetime(tzinfo=UTC),
         request=structs.object_of(sample.request, "request"),
         text=sample.text,
+        top_k_ids=cast(Int32 | None, arrays.get("top_k_ids")),
+        top_k_log_probs=cast(Float32 | None, arrays.get("top_k_log_probs")),
     )
     # The newest report stands; a sample in a batch takes no other.
     return ReportedSample(view, report_view(header.reports[-1]))

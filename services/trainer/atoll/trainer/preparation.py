@@ -1,16 +1,17 @@
 """From pulled samples to optimizer steps: the family shapes rows, makes its signal of the batch, and cuts it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from atoll.common.errors import AtollError
 from atoll.families.catalog import AnyFamily
 from atoll.families.driver import JobContext
-from atoll.families.family import ReportedSample, RowContext
 from atoll.families.refusals import batch_refused
-from atoll.families.rows import Batch, validate_rows
+from atoll.families.rows import Batch, Row, validate_rows
 from atoll.families.run_settings import RunSettings
+from atoll.families.sampler_heads import sampler_head_columns
+from atoll.families.samples import ReportedSample, RowContext
 from atoll.families.signal import FamilyState
 from atoll.families.steps import TrainStep, build_train_steps
 
@@ -34,7 +35,9 @@ def shape_batch(
     """
     context = RowContext(tuple(items))
     rows = tuple(family.shape_sample_row(item, context) for item in items)
-    validate_rows(rows, vocab_size=run.vocab_size, columns=family.columns)
+    if run.score_centering:
+        rows = tuple(_with_sampler_head(row, item, family, run) for row, item in zip(rows, items, strict=True))
+    validate_rows(rows, vocab_size=run.vocab_size, columns=family.run_columns(run))
     for row in rows:
         if len(row.tokens) > run.seq_length:
             raise batch_refused(
@@ -43,6 +46,18 @@ def shape_batch(
                 field="tokens",
             )
     return Batch(job_id, attempt, rows)
+
+
+def _with_sampler_head(row: Row, item: ReportedSample, family: AnyFamily, run: RunSettings) -> Row:
+    head = sampler_head_columns(
+        row,
+        family.effective_mask(row),
+        item.sample.top_k_ids,
+        item.sample.top_k_log_probs,
+        top_k=run.score_centering_top_k,
+        vocab_size=run.vocab_size,
+    )
+    return replace(row, columns={**row.columns, **head})
 
 
 def score_batch(batch: Batch, family: AnyFamily, context: JobContext) -> Batch:

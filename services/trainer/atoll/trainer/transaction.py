@@ -16,7 +16,7 @@ from atoll.api.trainer.v1 import job_pb2
 from atoll.api.trainer.v1.job_pb2 import JobState
 from atoll.common.errors import AtollError, InternalError
 from atoll.families.driver import JobContext
-from atoll.families.family import ReportedSample
+from atoll.families.samples import ReportedSample
 from atoll.trainer.admission import Admitted, Dropped, ProducedSample, admit, producing_numbers
 from atoll.trainer.backend import BackendCrashed, StepRefused, TrainingBackend
 from atoll.trainer.batch_reader import BatchReader
