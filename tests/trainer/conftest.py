@@ -1,17 +1,11 @@
 """One pool of Megatron workers for each layout of a session, and tiny models by kind."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from atoll.common import torchvision_shim
 
-torchvision_shim.install()
-# Tests import their helpers from here, and workers, which take the path over, find megatron_probe.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from megatron_support import ModelKind, Pool, save_tiny_model  # noqa: E402
+from tests.trainer.megatron_support import ModelKind, Pool, save_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ HEADS, KV_HEADS, WIDTH = 4, 2, 8
 class Groups:
     """The process groups the attention asks for."""
 
-    cp: dist.ProcessGroup
+    cp: dist.ProcessGroup | None
 
 
 def packed_inputs(lengths: list[int]) -> list[torch.Tensor]:
@@ -35,7 +36,7 @@ class ContextRank:
         dist.init_process_group("gloo", init_method=place.rendezvous, rank=place.rank, world_size=place.size)
         self._place = place
 
-    def attend(self, lengths: list[int]) -> tuple[list[int], list[npt.NDArray[object]]]:
+    def attend(self, lengths: list[int]) -> tuple[list[int], list[npt.NDArray[np.float32]]]:
         """(places in the pack that this rank holds, output and gradients of query, key and value there)."""
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         held = torch.cat(

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import torch
 from atoll.families.rows import Row
 from atoll.families.steps import TrainStep
-from megatron_support import CLIP, EPSILON, WEIGHT_DECAY
+
+from tests.trainer.megatron_support import CLIP, EPSILON, WEIGHT_DECAY
 
 
 class Oracle:
@@ -60,7 +61,7 @@ class Oracle:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self.model.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP))
         self._optimizer.step()
         return norm, {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}

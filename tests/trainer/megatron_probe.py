@@ -1,5 +1,6 @@
-"""A rank that also shows its gradients; workers import it by name because conftest puts this folder on the path."""
+"""A rank that also shows its gradients; workers import it by name."""
 
+import numpy as np
 import numpy.typing as npt
 from atoll.trainer.megatron.parameters import gather_weights
 from atoll.trainer.megatron.rank import MegatronRank
@@ -9,12 +10,12 @@ from torch import Tensor
 class ProbedRank(MegatronRank):
     """A `MegatronRank` whose last step can be looked at."""
 
-    def gradients(self) -> dict[str, npt.NDArray[object]]:
+    def gradients(self) -> dict[str, npt.NDArray[np.float32]]:
         """Whole gradients of the last step, after clipping, by Hugging Face name."""
         model = self._loaded()
         return {name: grad.numpy() for name, grad in gather_weights(model.module, model.architecture, _main_grad)}
 
-    def weights(self) -> dict[str, npt.NDArray[object]]:
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
         """Whole weights, by Hugging Face name."""
         model = self._loaded()
         return {name: weight.numpy().copy() for name, weight in gather_weights(model.module, model.architecture)}

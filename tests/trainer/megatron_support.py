@@ -63,7 +63,7 @@ class Pool:
             return self.groups[layout]
 
         logs = self.log_directory / f"tp{tensor}-dp{data}"
-        return MegatronBackend(settings, launch, logs, Timeouts(), target="megatron_probe:ProbedRank")
+        return MegatronBackend(settings, launch, logs, Timeouts(), target="tests.trainer.megatron_probe:ProbedRank")
 
     def probe(self, tensor: int, data: int, what: str) -> dict[str, npt.NDArray[np.float32]]:
         """``gradients`` or ``weights`` as rank 0 gathers them."""

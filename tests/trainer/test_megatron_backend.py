@@ -8,8 +8,9 @@ import pytest
 from atoll.trainer.backend import StepRefused
 from atoll.trainer.megatron.architecture import UnsupportedModel
 from atoll.trainer.megatron.settings import MicroBatchLimit
-from megatron_oracle import Oracle, relative_error
-from megatron_support import ModelKind, Pool, grpo_binding, grpo_steps, make_rows, with_advantage
+
+from tests.trainer.megatron_oracle import Oracle, relative_error
+from tests.trainer.megatron_support import ModelKind, Pool, grpo_binding, grpo_steps, make_rows, with_advantage
 
 TinyModel = Callable[[ModelKind], Path]
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from atoll.trainer.megatron.architecture import read_architecture
 from atoll.trainer.megatron.settings import MicroBatchLimit
-from megatron_support import ModelKind, Pool, grpo_binding, grpo_steps, make_rows
+
+from tests.trainer.megatron_support import ModelKind, Pool, grpo_binding, grpo_steps, make_rows
 
 TinyModel = Callable[[ModelKind], Path]
 BINDING = grpo_binding(use_rollout_log_probs=True, eps_clip=0.9, eps_clip_high=100.0)

@@ -9,16 +9,17 @@ from atoll.trainer.megatron.cpu import install_cpu_adapter
 from atoll.trainer.megatron.modules import PackedCoreAttention, zigzag_positions
 from atoll.trainer.workers.group import WorkerPlan
 from atoll.trainer.workers.local import LocalWorkerGroup
-from context_probe import packed_inputs
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
+
+from tests.trainer.context_probe import packed_inputs
 
 LENGTHS = [8, 16, 4]
 
 
 def attend_over(size: int, logs: Path) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     """Output and input gradients in the pack's order, put together from all ranks."""
-    group = LocalWorkerGroup(WorkerPlan("context_probe:ContextRank", size, {}, logs))
+    group = LocalWorkerGroup(WorkerPlan("tests.trainer.context_probe:ContextRank", size, {}, logs))
     try:
         answers = group.call("attend", [(LENGTHS,)] * size, 60)
     finally:
@@ -44,7 +45,7 @@ def test_attention_over_two_context_ranks_equals_plain_softmax(tmp_path: Path) -
         weights = scores.masked_fill(future, -torch.inf).softmax(-1)
         rows.append(torch.einsum("hij,jhd->ihd", weights, v).flatten(1))
     output = torch.cat(rows)
-    output.backward(gradient.detach())
+    output.backward(gradient.detach())  # type: ignore[no-untyped-call]
     for found, wanted in zip(answers, [output, query.grad, key.grad, value.grad], strict=True):
         assert wanted is not None
         assert np.abs(found - wanted.detach().numpy()).max() < 1e-5

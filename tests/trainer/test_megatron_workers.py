@@ -18,7 +18,8 @@ from atoll.trainer.megatron.backend import MegatronBackend
 from atoll.trainer.megatron.settings import MegatronSettings, ParallelLayout
 from atoll.trainer.workers.group import WorkerPlan
 from atoll.trainer.workers.local import LocalWorkerGroup
-from megatron_support import VOCAB, ModelKind, grpo_binding, grpo_steps, make_rows
+
+from tests.trainer.megatron_support import VOCAB, ModelKind, grpo_binding, grpo_steps, make_rows
 
 TinyModel = Callable[[ModelKind], Path]
 
@@ -132,7 +133,7 @@ def test_kill_9_of_a_rank_in_mid_step_is_reported_in_seconds_and_a_load_starts_a
 
 def _zombie(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

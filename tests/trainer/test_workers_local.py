@@ -17,7 +17,9 @@ from atoll.trainer.workers.local import LocalWorkerGroup
 
 
 @contextmanager
-def group_of(size: int, logs: Path, target: str = "worker_targets:Calculator") -> Iterator[LocalWorkerGroup]:
+def group_of(
+    size: int, logs: Path, target: str = "tests.trainer.worker_targets:Calculator"
+) -> Iterator[LocalWorkerGroup]:
     arguments: dict[str, object] = {"base": 7} if target.endswith("Calculator") else {}
     group = LocalWorkerGroup(WorkerPlan(target, size, arguments, logs, {"ATOLL_TEST_WORD": "here"}))
     try:
@@ -29,7 +31,7 @@ def group_of(size: int, logs: Path, target: str = "worker_targets:Calculator") -
 def gone(pid: int) -> bool:
     """No such process, or only its entry is left until its parent reads it."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
@@ -110,7 +112,10 @@ def test_a_refusal_on_one_rank_only_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_be_built_says_why(tmp_path: Path) -> None:
-    with pytest.raises(WorkerLost, match="no device for rank"), group_of(2, tmp_path, "worker_targets:Broken"):
+    with (
+        pytest.raises(WorkerLost, match="no device for rank"),
+        group_of(2, tmp_path, "tests.trainer.worker_targets:Broken"),
+    ):
         pass
 
 
@@ -123,7 +128,7 @@ def test_kill_from_another_thread_ends_a_call(tmp_path: Path) -> None:
 
 def test_workers_outlive_the_thread_that_launched_them(tmp_path: Path) -> None:
     groups: list[LocalWorkerGroup] = []
-    plan = WorkerPlan("worker_targets:Calculator", 1, {"base": 7}, tmp_path)
+    plan = WorkerPlan("tests.trainer.worker_targets:Calculator", 1, {"base": 7}, tmp_path)
     launcher = threading.Thread(target=lambda: groups.append(LocalWorkerGroup(plan)))
     launcher.start()
     launcher.join()
@@ -137,10 +142,12 @@ def test_workers_outlive_the_thread_that_launched_them(tmp_path: Path) -> None:
 def test_closing_removes_workers_helpers_and_scratch_files(tmp_path: Path) -> None:
     with group_of(1, tmp_path) as group:
         (helper,) = group.call("start_helper", [()], 30)
-        ((_, _, rendezvous),) = group.call("where", [()], 30)  # type: ignore[misc]
+        (place,) = group.call("where", [()], 30)
+        assert isinstance(helper, int)
+        assert isinstance(place, tuple)
         pids = [*group.pids(), helper]
-    assert all(isinstance(pid, int) and eventually(lambda pid=pid: gone(pid)) for pid in pids)
-    assert not Path(rendezvous.removeprefix("file://")).parent.exists()
+    assert eventually(lambda: all(gone(pid) for pid in pids))
+    assert not Path(str(place[2]).removeprefix("file://")).parent.exists()
 
 
 _LAUNCHER = """
@@ -149,14 +156,14 @@ from pathlib import Path
 from atoll.trainer.workers.group import WorkerPlan
 from atoll.trainer.workers.local import LocalWorkerGroup
 sys.path.insert(0, sys.argv[2])
-group = LocalWorkerGroup(WorkerPlan("worker_targets:Calculator", 2, {"base": 0}, Path(sys.argv[1])))
+group = LocalWorkerGroup(WorkerPlan("tests.trainer.worker_targets:Calculator", 2, {"base": 0}, Path(sys.argv[1])))
 print(*group.pids(), *group.call("start_library_helper", [()] * 2, 60), flush=True)
 time.sleep(600)
 """
 
 
 def test_workers_and_library_helpers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _LAUNCHER, str(tmp_path), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", _LAUNCHER, str(tmp_path), str(Path(__file__).parents[2])]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
