@@ -157,17 +157,18 @@ from atoll.trainer.workers.group import WorkerPlan
 from atoll.trainer.workers.local import LocalWorkerGroup
 sys.path.insert(0, sys.argv[2])
 group = LocalWorkerGroup(WorkerPlan("tests.trainer.worker_targets:Calculator", 2, {"base": 0}, Path(sys.argv[1])))
-print(*group.pids(), *group.call("start_library_helper", [()] * 2, 60), flush=True)
+helpers = group.call("start_library_helper", [()] * 2, 60) + group.call("start_forked_helper", [()] * 2, 60)
+print(*group.pids(), *helpers, flush=True)
 time.sleep(600)
 """
 
 
-def test_workers_and_library_helpers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_workers_and_their_helpers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _LAUNCHER, str(tmp_path), str(Path(__file__).parents[2])]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 4
+    assert len(pids) == 6
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
     assert eventually(lambda: all(gone(pid) for pid in pids))

@@ -48,6 +48,15 @@ class Calculator:
         """A child that would live for minutes; it belongs to the rank's process group."""
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
 
+    def start_forked_helper(self) -> int:
+        """A forked child, the way torch_dist writes its files."""
+        import multiprocessing
+
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        process.start()
+        assert process.pid is not None
+        return process.pid
+
     def start_library_helper(self) -> int:
         """A manager process as multiprocessing spawns it, the way torch_dist saving does."""
         import multiprocessing

@@ -58,6 +58,8 @@ def serve(connection: Connection) -> None:
 
 def main() -> None:
     """Entry point of the worker process."""
+    # A checkpoint is written by forked children: one that outlived us would write into the next attempt's files.
+    os.register_at_fork(after_in_child=die_with_parent)
     serve(Connection(int(sys.argv[1])))
 
 
