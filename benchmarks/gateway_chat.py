@@ -33,7 +33,7 @@ SCENARIO = "bench"
 MESSAGES = [{"role": "user", "content": "Write one sentence about the sea."}]
 CONCURRENCY = (1, 8, 32)
 ROUNDS = 4
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 
 Call = Callable[[aiohttp.ClientSession], Awaitable[None]]
 
