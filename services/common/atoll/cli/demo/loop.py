@@ -44,7 +44,7 @@ class DemoResult:
 
 async def run_loop(gateway: Gateway, profile: Profile, console: Console) -> DemoResult:
     """Trains `profile.jobs` versions and measures each one, the last too. Raises DemoFailed."""
-    question = profile.questions[0]
+    question = profile.questions[-1]
     rounds: list[Round] = []
     with console.status("waiting for version 0") as status:
         await gateway.wait_for_version(0, profile.version_timeout, status.update)

@@ -25,7 +25,11 @@ def score_brevity(text: str) -> float:
 
 @dataclass(frozen=True)
 class Profile:
-    """One way to run the demo. `questions` are the prompts of one job, each answered `samples_per_question` times."""
+    """One way to run the demo.
+
+    `questions` are the prompts of one job, each answered `samples_per_question` times; the last one is shown as it is
+    answered by the first and the last version.
+    """
 
     name: str
     title: str
