@@ -5,6 +5,7 @@ from pathlib import Path
 
 from atoll.common.errors import AtollError, BadConfiguration
 from atoll.families.catalog import AnyFamily, make_family
+from atoll.families.family import AdvantageSource
 from atoll.families.run_settings import RunSettings
 from atoll.trainer.chain import ScenarioFacts
 from atoll.trainer.settings import TrainerSettings
@@ -73,6 +74,8 @@ def resolve_bound_family(facts: ScenarioFacts, run: RunSettings) -> AnyFamily:
         needs = family.configure_backend(run)
     except AtollError as error:
         raise BadConfiguration(f"{source}: {error.message}", field=error.field) from error
-    if needs.critic or needs.frozen_base:
-        raise BadConfiguration(f"{source}: family {family.name} needs a critic or a frozen base; no backend has one")
+    if needs.critic or needs.frozen_base or family.advantages is AdvantageSource.COMPUTED:
+        raise BadConfiguration(
+            f"{source}: family {family.name} needs a critic, a frozen base or computed advantages; no backend has them"
+        )
     return family.bind(run)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from atoll.common.errors import BadConfiguration
 from atoll.families.catalog import AnyFamily
-from atoll.families.rows import Float32
 from atoll.families.steps import TrainStep
 from atoll.trainer.backend import FamilyBinding, StepReport, TrainingBackend
 
@@ -36,10 +35,10 @@ class JobWorkers:
         return report.metrics
 
     def train_critic(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
-        raise _no_critic()
+        raise _not_computed("trains a critic")
 
-    def critic_values(self, step: TrainStep) -> Sequence[Float32]:
-        raise _no_critic()
+    def compute_advantages(self, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+        raise _not_computed("computes advantages")
 
 
 def train_steps(
@@ -69,5 +68,6 @@ def mean_of_steps(per_step: Sequence[Mapping[str, float]]) -> Mapping[str, float
     return {name: float(np.mean([metrics[name] for metrics in per_step if name in metrics])) for name in names}
 
 
-def _no_critic() -> BadConfiguration:
-    return BadConfiguration("this backend has no critic workers", field="family")
+def _not_computed(what: str) -> BadConfiguration:
+    """Preflight refuses families that need it, so a family that asks anyway did not declare it."""
+    return BadConfiguration(f"no backend {what} yet", field="family")
