@@ -27,7 +27,9 @@ class ChatRun:
 
     def __init__(self, chat: Chat, pool: EnginePool, writer: SampleWriter, timeout_s: float) -> None:
         self.chat = chat
-        self.completions = tuple(Completion(index, receipt) for index, receipt in enumerate(chat.receipts))
+        self.completions = tuple(
+            Completion(index, receipt, chat.params.stop) for index, receipt in enumerate(chat.receipts)
+        )
         self._writer = writer
         self._arrived: asyncio.Queue[tuple[Completion, GenerationChunk] | Exception] = asyncio.Queue()
         self._recordings: dict[int, asyncio.Task[None]] = {}
@@ -100,8 +102,7 @@ class ChatRun:
     async def _sample(self, run: EngineRun, completion: Completion) -> None:
         try:
             async for chunk in run.chunks():
-                completion.add(chunk)
-                self._arrived.put_nowait((completion, chunk))
+                self._arrived.put_nowait((completion, completion.add(chunk)))
         except Exception as error:
             self._arrived.put_nowait(error)
 

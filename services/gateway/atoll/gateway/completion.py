@@ -1,5 +1,6 @@
 """One choice of an answer: gathered from the engine's chunks, recorded as one sample."""
 
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -13,16 +14,28 @@ from atoll.gateway.records import JsonObject, NewSample
 class Completion:
     """Grows by add(); sample() is what is recorded. Ids are the engine's own, never made from the text."""
 
-    def __init__(self, index: int, receipt: str) -> None:
+    def __init__(self, index: int, receipt: str, stop: tuple[str, ...]) -> None:
         self.index = index
         self.receipt = receipt
+        self._stop = stop
         self.finish: Finish | None = None
         self._chunks: list[GenerationChunk] = []
 
-    def add(self, chunk: GenerationChunk) -> None:
-        self._chunks.append(chunk)
+    def add(self, chunk: GenerationChunk) -> GenerationChunk:
+        """Returns the chunk as the client gets it."""
         if chunk.finish is not None:
             self.finish = chunk.finish
+            chunk = self._cut(chunk)
+        self._chunks.append(chunk)
+        return chunk
+
+    def _cut(self, last: GenerationChunk) -> GenerationChunk:
+        """Ends the text before the earliest stop string: of several in one token, SGLang cuts at the first listed."""
+        sent = self.text
+        found = [place for place in ((sent + last.text).find(text) for text in self._stop) if place >= 0]
+        if not found:
+            return last
+        return replace(last, text=last.text[: max(0, min(found) - len(sent))])
 
     @property
     def text(self) -> str:
