@@ -12,8 +12,12 @@ from atoll.families.catalog import BUNDLED, check_declaration, known_families, m
 from atoll.families.family import AdvantageSource, HookChannel, LossType
 from atoll.families.grpo import GrpoFamily
 from atoll.families.rows import ColumnDtype, ColumnSpec
+from pydantic import JsonValue
 
 from tests.families.external import SPEC, external_package
+
+MINIMAL_OPTIONS: dict[str, dict[str, JsonValue]] = {"sao": {"eps_clip_high": 5.0}}
+"""Of families with an option that has no default."""
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -21,7 +25,7 @@ def test_every_bundled_family_resolves_under_its_name_and_by_its_reference(name:
     family = resolve_family(name)
     assert family.name == name
     assert resolve_family(family.reference()) is family
-    assert make_family(name, {}).options == family.Options()
+    assert make_family(name, MINIMAL_OPTIONS.get(name, {})).options == family.Options(**MINIMAL_OPTIONS.get(name, {}))
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -13,7 +13,7 @@ from atoll.families.driver import JobContext
 from atoll.families.family import LossFamily, LossType
 from atoll.families.grpo import GrpoFamily, GrpoOptions
 from atoll.families.policy_spec import PolicyGradientWeight, WeightForm
-from atoll.families.rows import ColumnDtype, ColumnOrigin, ColumnSpec, Float32, VersionSpan
+from atoll.families.rows import ColumnDtype, ColumnOrigin, ColumnSpec, VersionSpan
 from atoll.families.run_settings import BackendNeeds, RunSettings
 from atoll.families.samples import ReportedSample, RowContext, SampleView
 from atoll.families.steps import TrainStep
@@ -86,8 +86,8 @@ class Recording:
     def train_critic(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
         raise AssertionError("no critic here")
 
-    def critic_values(self, step: TrainStep) -> Sequence[Float32]:
-        raise AssertionError("no critic here")
+    def compute_advantages(self, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+        raise AssertionError("prepare gave the advantages")
 
 
 def test_the_default_orchestration_is_the_actor_alone() -> None:

@@ -46,7 +46,7 @@ def test_settings_that_cannot_work_are_refused_by_name(tmp_path: Path, changes: 
         ("grpo", {"eps_clipp": 0.1}, "scenario chat: .*eps_clip"),
         ("grpo", {"eps_clip": 3}, "scenario chat: .*eps_clip"),
         ("no_such_package.losses:Family", {}, "no_such_package"),
-        ("tests.fakes.computed_family:ComputedFamily", {}, "computed advantages; no backend"),
+        ("tests.fakes.computed_family:ComputedFamily", {}, "scenario chat: .*computed needs custom_advantage_function"),
     ],
 )
 def test_a_scenario_whose_family_cannot_be_trained_is_refused(

@@ -14,6 +14,10 @@ AnyFamily = LossFamily[FamilyOptions]
 
 BUNDLED: Mapping[str, str] = {
     "grpo": "atoll.families.grpo:GrpoFamily",
+    "openclawrl": "atoll.families.openclawrl:OpenClawRlFamily",
+    "sao": "atoll.families.sao:SaoFamily",
+    "sft": "atoll.families.sft:SftFamily",
+    "tttd": "atoll.families.tttd:TttdFamily",
 }
 """Families of this distribution: plain name -> reference. Imported on first resolve."""
 
@@ -93,10 +97,14 @@ def check_declaration(family: type[AnyFamily]) -> None:
     for needed, channel, why in (
         (family.loss_type is LossType.CUSTOM_LOSS, HookChannel.LOSS, "loss_type custom_loss"),
         (family.uses_pg_loss_primitive, HookChannel.PG_LOSS, "uses_pg_loss_primitive"),
-        (family.advantages is AdvantageSource.COMPUTED, HookChannel.ADVANTAGE, "advantages computed"),
     ):
         if needed != (channel in hooks):
             raise refuse(f"{why} and the required hook {channel.value} go together; declare both or neither")
+    computes = HookChannel.ADVANTAGE in hooks
+    if family.advantages is AdvantageSource.COMPUTED and not computes:
+        raise refuse(f"advantages computed and the required hook {HookChannel.ADVANTAGE.value} go together")
+    if family.advantages is AdvantageSource.FORBIDDEN and computes:
+        raise refuse(f"advantages forbidden and the hook {HookChannel.ADVANTAGE.value} exclude each other")
     if family.uses_pg_loss_primitive and family.loss_type is not LossType.POLICY_LOSS:
         raise refuse("uses_pg_loss_primitive needs loss_type policy_loss")
     names = family.rollout_data_keys()

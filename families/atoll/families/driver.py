@@ -46,10 +46,16 @@ class WorkerGroups(Protocol):
         """One optimizer step of the actor for each entry; returns each step's metrics."""
 
     def train_critic(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
-        """The same for the critic; only for a family whose `BackendNeeds` ask for one."""
+        """The same for the critic, at the rate and with the clip of its `CriticSpec`: the clipped value loss against
+        the rows' `values` and `returns`, with their masks and weights. Only where `BackendNeeds` ask for a critic."""
 
-    def critic_values(self, step: TrainStep) -> Sequence[Float32]:
-        """The critic's forward: values float32 [R] for each row."""
+    def compute_advantages(self, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+        """The same steps with what `custom_advantage_function` makes of them: `advantages` of every row, and `values`
+        and `returns` where there is a critic.
+
+        One call for the whole job, before any weight of it moves: the critic's forward and the reference log-probs
+        where `BackendNeeds` ask for them, then the hook over all rows that lie on each rank.
+        """
 
 
 @dataclass(frozen=True, slots=True)

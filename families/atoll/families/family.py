@@ -25,7 +25,7 @@ from atoll.families.run_settings import BackendNeeds, OptionsT_co, RunSettings
 from atoll.families.sampler_heads import HEAD_COLUMNS
 from atoll.families.samples import ReportedSample, RowContext
 from atoll.families.signal import FamilyState, StepScheduling, StepSignal
-from atoll.families.steps import RowWeights, TrainStep, aggregate
+from atoll.families.steps import RowWeights, TrainStep, aggregate, check_computed
 from pydantic import JsonValue
 
 
@@ -42,7 +42,7 @@ class AdvantageSource(StrEnum):
     """Where advantages come from."""
 
     REQUIRED = "required"
-    """`prepare` returns them."""
+    """`prepare` returns them; `custom_advantage_function`, where there is one, may change them."""
     FORBIDDEN = "forbidden"
     """There are none: `prepare` must not return any."""
     COMPUTED = "computed"
@@ -247,7 +247,13 @@ class LossFamily(ABC, Generic[OptionsT_co]):
         return self
 
     def train(self, workers: WorkerGroups, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
-        """Drives the worker groups through a job; returns metrics of each optimizer step. Default: the actor only."""
+        """Drives the worker groups through a job; returns metrics of each optimizer step.
+
+        Default: `custom_advantage_function` where the family has one, then the actor.
+        """
+        if HookChannel.ADVANTAGE in self.required_objective_hooks:
+            steps = workers.compute_advantages(steps)
+            check_computed(steps)
         return workers.train_actor(steps)
 
     def rollout_metrics(self, batch: Batch, context: JobContext) -> Mapping[str, float]:

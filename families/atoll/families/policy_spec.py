@@ -87,3 +87,16 @@ class PolicyGradientWeight:
     @classmethod
     def masked(cls, lower: float, upper: float) -> "PolicyGradientWeight":
         return cls(WeightForm.MASKED, lower, upper)
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSpec:
+    """How a family's critic is trained. Example: `CriticSpec(learning_rate=1e-5, value_clip=0.2)`."""
+
+    learning_rate: float
+    value_clip: float
+    """The new value may leave the old one by at most this much before its loss stops falling."""
+    value_head_zero_init: bool = True
+    """The value head starts at 0, so that the first baseline is 0 everywhere."""
+    freeze_moe_attention: bool = True
+    """In a mixture-of-experts critic the attention layers keep the base weights."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from atoll.families.options import FamilyOptions
+from atoll.families.policy_spec import CriticSpec
 
 OptionsT_co = TypeVar("OptionsT_co", bound=FamilyOptions, covariant=True)
 
@@ -44,8 +45,8 @@ class BackendNeeds:
     then `LossBatch.old_log_probs` is None and the loss takes sg[l], the same number."""
     reference_log_probs: bool = False
     """Compute l_ref with the frozen reference model."""
-    critic: bool = False
-    """Boot a critic worker group."""
+    critic: CriticSpec | None = None
+    """Boot a critic worker group and train it like this; None: there is no critic."""
     frozen_base: bool = False
     """Keep a copy of the base weights for forward-only passes."""
     zero_dropout: bool = False

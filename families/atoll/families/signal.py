@@ -1,6 +1,6 @@
 """What `prepare` makes of a batch, and how the batch is cut into optimizer steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.families.refusals import batch_refused
@@ -31,6 +31,8 @@ class StepScheduling:
 
     steps: tuple[tuple[int, ...], ...]
     """Indices into the batch's rows, a tuple for each optimizer step, in the order of training."""
+    dropped: tuple[int, ...] = ()
+    """Rows that the family consumes and does not train."""
 
     @classmethod
     def whole(cls, rows: Sequence[Row]) -> "StepScheduling":
@@ -38,23 +40,29 @@ class StepScheduling:
         return cls((tuple(range(len(rows))),))
 
     @classmethod
-    def by_groups(cls, rows: Sequence[Row], groups_per_step: int) -> "StepScheduling":
-        """Consecutive groups, `groups_per_step` to an optimizer step; the last step takes what is left."""
-        names = list(dict.fromkeys(row.group_id for row in rows))
+    def by_groups(cls, rows: Sequence[Row], groups_per_step: int, *, without: Collection[str] = ()) -> "StepScheduling":
+        """Consecutive groups, `groups_per_step` to an optimizer step; the last step takes what is left.
+
+        The rows of the groups `without` are dropped.
+        """
+        names = [name for name in dict.fromkeys(row.group_id for row in rows) if name not in without]
         step_of = {name: number // groups_per_step for number, name in enumerate(names)}
         steps: list[list[int]] = [[] for _ in range(max(step_of.values(), default=-1) + 1)]
         for index, row in enumerate(rows):
-            steps[step_of[row.group_id]].append(index)
-        return cls(tuple(tuple(step) for step in steps))
+            if row.group_id in step_of:
+                steps[step_of[row.group_id]].append(index)
+        dropped = tuple(index for index, row in enumerate(rows) if row.group_id in without)
+        return cls(tuple(tuple(step) for step in steps), dropped)
 
     def validate(self, rows: Sequence[Row]) -> None:
         """Refuses a cut that loses or repeats a row, or that splits a rollout over two steps.
 
         Raises: InvalidInput.
         """
-        if sorted(index for step in self.steps for index in step) != list(range(len(rows))):
+        if sorted([*self.dropped, *(index for step in self.steps for index in step)]) != list(range(len(rows))):
             raise batch_refused(
-                f"the cut into optimizer steps must hold each of the {len(rows)} rows once, got {self.steps}",
+                f"the cut into optimizer steps must hold each of the {len(rows)} rows once, got {self.steps}"
+                + (f" and {self.dropped} dropped" if self.dropped else ""),
                 field="steps",
             )
         step_of: dict[str, int] = {}

@@ -39,6 +39,10 @@ class TrainRow:
     """[R]"""
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Extra columns of both origins, by name."""
+    values: Float32 | None = None
+    """[R] the critic's values when the job started: of the state before each response token."""
+    returns: Float32 | None = None
+    """[R] what the critic should have said."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,11 +117,26 @@ def _checked_advantages(
                 f"got {values.dtype} {values.shape}",
                 field="advantages",
             )
-        if not np.isfinite(values[mask == 1]).all():
-            raise batch_refused(
-                f"sample {row.sample_id}: advantages must be finite on every trained token", field="advantages"
-            )
+        _refuse_non_finite(row, mask, "advantages", values)
     return signal.advantages
+
+
+def check_computed(steps: Sequence[TrainStep]) -> None:
+    """Refuses what the workers computed where a trained token's advantage, value or return is missing or not finite.
+
+    Raises: InvalidInput naming the sample.
+    """
+    for item in (item for step in steps for item in step.rows):
+        if item.advantages is None:
+            raise batch_refused(f"sample {item.row.sample_id}: no advantages were computed", field="advantages")
+        for name, values in (("advantages", item.advantages), ("values", item.values), ("returns", item.returns)):
+            if values is not None:
+                _refuse_non_finite(item.row, item.mask, name, values)
+
+
+def _refuse_non_finite(row: Row, mask: UInt8, name: str, values: Float32) -> None:
+    if not np.isfinite(values[mask == 1]).all():
+        raise batch_refused(f"sample {row.sample_id}: {name} must be finite on every trained token", field=name)
 
 
 def _checked_mask(row: Row, mask: UInt8) -> UInt8:

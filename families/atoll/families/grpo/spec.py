@@ -1,6 +1,6 @@
 """What GRPO (Group Relative Policy Optimization, arXiv 2402.03300) declares. It needs no objective hooks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,8 +11,8 @@ from atoll.families.family import AdvantageSource, LossFamily, LossType
 from atoll.families.group_ready import GroupReady
 from atoll.families.options import FamilyOptions
 from atoll.families.policy_spec import KlKind, OldPolicy, PolicyLossSpec
-from atoll.families.refusals import batch_refused
-from atoll.families.rows import Batch, Row
+from atoll.families.rewards import rewards_by_group
+from atoll.families.rows import Batch
 from atoll.families.signal import FamilyState, StepScheduling, StepSignal
 from pydantic import Field, model_validator
 
@@ -90,7 +90,7 @@ class GrpoFamily(LossFamily[GrpoOptions]):
 
     def prepare(self, batch: Batch, state: FamilyState) -> StepSignal:
         """Per token, the group-relative advantage of its rollout. Metrics: spread of rewards, constant groups."""
-        groups = _rollout_rewards(batch.rows)
+        groups = rewards_by_group(batch.rows)
         advantage_of: dict[str, float] = {}
         for rewards in groups.values():
             values = group_advantages(list(rewards.values()), normalize_std=self.options.normalize_std)
@@ -114,17 +114,3 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> npt.ND
         return np.zeros_like(values)
     centred: npt.NDArray[np.float64] = values - values.mean()
     return centred / (values.std(ddof=1) + STD_EPSILON) if normalize_std else centred
-
-
-def _rollout_rewards(rows: Sequence[Row]) -> Mapping[str, Mapping[str, float]]:
-    """Group id -> rollout id -> reward; the rows of one rollout must agree."""
-    groups: dict[str, dict[str, float]] = {}
-    for row in rows:
-        reward = groups.setdefault(row.group_id, {}).setdefault(row.rollout_id, row.reward)
-        if reward != row.reward:
-            raise batch_refused(
-                f"sample {row.sample_id}: reward {row.reward} differs from {reward} in another row of "
-                f"its rollout {row.rollout_id}",
-                field="reward",
-            )
-    return groups

@@ -27,9 +27,17 @@ RowReader = Callable[[LossBatch, Tensor], Mapping[str, Tensor]]
 """(batch, logits [T, V_local]) -> tensors [T, ...] by name, aligned to the batch's tokens."""
 
 
+def _one_rank(values: Tensor) -> Tensor:
+    return values
+
+
 @dataclass(slots=True, eq=False)
 class RolloutData:
-    """The rows of one step on one rank, to which hooks add what only a worker can compute."""
+    """Rows on one rank, to which hooks add what only a worker can compute: those of one step for
+    `actor_pre_train_hook`, those of the whole job for `custom_advantage_function`.
+
+    Tensors of a row are those of its whole response, the same on every rank of its copy of the model.
+    """
 
     rows: Sequence[TrainRow]
     """`actor_pre_train_hook` may replace them by the same rows with more `columns`."""
@@ -38,7 +46,12 @@ class RolloutData:
     advantages: Sequence[Tensor] | None = None
     """Per row, float32 [R]; filled by `custom_advantage_function`."""
     returns: Sequence[Tensor] | None = None
-    """Per row, float32 [R]; filled by `custom_advantage_function`."""
+    """Per row, float32 [R]; filled by `custom_advantage_function` where there is a critic."""
+    ref_log_probs: Sequence[Tensor] | None = None
+    """Per row, float32 [R] of the reference model, where `BackendNeeds` ask for them. Not for the pre-train hook."""
+    sum_over_ranks: Callable[[Tensor], Tensor] = _one_rank
+    """Adds up a tensor over the data-parallel ranks, so that every row of the job counts once. A collective: every
+    rank calls it equally often, also one without rows."""
 
 
 class Actor(Protocol):

@@ -59,6 +59,10 @@ class LossBatch:
     """float32 [T]; None where the current log-probs, detached, are the old ones."""
     ref_log_probs: Tensor | None = None
     """float32 [T]"""
+    old_values: Tensor | None = None
+    """float32 [T] the critic's values when the job started."""
+    returns: Tensor | None = None
+    """float32 [T]"""
     logit_rows: Tensor | None = None
     """int64 [T] the position of [S] that predicts each token; None: the logits are [T, V_local] already."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
@@ -116,7 +120,13 @@ def build_loss_batch(
     columns = [spec for spec in columns if spec.in_loss_batch and not _is_unfilled(spec, rows)]
     for item in rows:
         _refuse_ids_outside(item, shard.vocab_size)
-    has_advantages = bool(rows) and all(item.advantages is not None for item in rows)
+
+    def optional(of: Callable[[TrainRow], Column | None]) -> Tensor | None:
+        if not all(of(item) is not None for item in rows):
+            return None
+        pieces = [value[cut] for value, cut in zip(map(of, rows), cuts, strict=True) if value is not None]
+        return _to_tensor(pieces, torch.float32, device)
+
     return LossBatch(
         sample_ids=tuple(item.row.sample_id for item in rows),
         row_lengths=tuple(lengths),
@@ -129,9 +139,11 @@ def build_loss_batch(
         metric_weights=spread([item.weights.metric for item in rows], torch.float64),
         rollout_log_probs=gather(lambda item: item.row.rollout_log_probs, torch.float32),
         shard=shard,
-        advantages=gather(_advantages, torch.float32) if has_advantages or not rows else None,
+        advantages=optional(lambda item: item.advantages),
         old_log_probs=concatenate(old_log_probs),
         ref_log_probs=concatenate(ref_log_probs),
+        old_values=optional(lambda item: item.values),
+        returns=optional(lambda item: item.returns),
         logit_rows=logit_rows,
         columns={
             spec.name: gather(_column(spec.name), _TORCH_DTYPE[spec.dtype]) for spec in columns if spec.response_aligned
@@ -148,12 +160,6 @@ def build_loss_batch(
 
 def _is_unfilled(spec: ColumnSpec, rows: Sequence[TrainRow]) -> bool:
     return spec.origin is ColumnOrigin.WORKER and not any(spec.name in item.columns for item in rows)
-
-
-def _advantages(item: TrainRow) -> npt.NDArray[np.generic]:
-    if item.advantages is None:
-        raise ValueError(f"sample {item.row.sample_id} has no advantages")
-    return item.advantages
 
 
 def _column(name: str) -> Callable[[TrainRow], Column]:

@@ -1,13 +1,20 @@
 """The one function that a worker calls: the loss of a family for one micro-batch, whichever way it is made."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
 from atoll.families.catalog import AnyFamily
 from atoll.families.family import LossType
+from atoll.families.losses.actor import RolloutData
 from atoll.families.losses.batch import LossBatch
 from atoll.families.losses.hooks import ObjectiveHooks, resolve_hooks
 from atoll.families.losses.policy_loss import LossResult, PgPrimitive, policy_loss
 from atoll.families.losses.reducer import Reducer
 from atoll.families.losses.score_centering import ScoreCentering
+from atoll.families.rows import Float32
 from atoll.families.run_settings import HookArgs, RunSettings
+from atoll.families.steps import TrainRow
 from torch import Tensor
 
 
@@ -35,8 +42,42 @@ class LossFunction:
         loss, metrics = self.hooks.loss(self._args, batch, logits, reduce)
         return LossResult(loss, {**metrics, "loss": loss.detach()}, reduce.bad_rows)
 
+    def advantages(self, data: RolloutData) -> list[TrainRow]:
+        """Runs `custom_advantage_function` over this rank's rows of a whole job.
+
+        Returns the same rows with advantages, and with values and returns where there is a critic. A collective over
+        the data-parallel ranks. Raises: ValueError when the hook leaves rows unfilled.
+        """
+        if self.hooks.advantage is None:
+            raise ValueError(f"loss family {self._family.name} has no custom_advantage_function")
+        self.hooks.advantage(self._args, data)
+        advantages = _host_rows(data.rows, "advantages", data.advantages)
+        values = None if data.values is None else _host_rows(data.rows, "values", data.values)
+        returns = None if data.returns is None else _host_rows(data.rows, "returns", data.returns)
+        return [
+            replace(
+                item,
+                advantages=advantages[number],
+                values=None if values is None else values[number],
+                returns=None if returns is None else returns[number],
+            )
+            for number, item in enumerate(data.rows)
+        ]
+
     def _primitive(self) -> PgPrimitive | None:
         hook = self.hooks.pg_loss
         if hook is None:
             return None
         return lambda ppo_kl, log_probs, advantages: hook(self._args, ppo_kl, log_probs, advantages)
+
+
+def _host_rows(rows: Sequence[TrainRow], name: str, tensors: Sequence[Tensor] | None) -> list[Float32]:
+    if tensors is None or len(tensors) != len(rows):
+        got = "none" if tensors is None else f"those of {len(tensors)}"
+        raise ValueError(f"custom_advantage_function must fill {name} of {len(rows)} rows, got {got}")
+    for item, tensor in zip(rows, tensors, strict=True):
+        if tensor.shape != (item.row.response_length,):
+            raise ValueError(
+                f"sample {item.row.sample_id}: {name} must be [{item.row.response_length}], got {tuple(tensor.shape)}"
+            )
+    return [tensor.detach().to("cpu", torch.float32).numpy() for tensor in tensors]

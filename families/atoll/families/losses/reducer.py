@@ -42,6 +42,14 @@ class Reducer:
         finite = values.detach().isfinite().flatten(1).all(-1) if values.ndim > 1 else values.detach().isfinite()
         self._bad_tokens |= self._batch.mask & ~finite
 
+    def token_sum(self, values: Tensor, where: Tensor) -> Tensor:
+        """The plain sum of token values [T] where bool [T] says so, whatever mask and weights say; a scalar.
+
+        A value there that is not finite marks its row.
+        """
+        self._bad_tokens |= where & ~values.detach().isfinite()
+        return values.masked_fill(~where, 0).double().sum()
+
     def row_mean(self, values: Tensor) -> Tensor:
         """The mean of detached token values [T] over all trained tokens of their row, for each token [T].
 

@@ -1,6 +1,6 @@
 """The one place that knows which training backends there are."""
 
-from atoll.trainer.backend import TrainingBackend
+from atoll.trainer.backend import FamilyBinding, TrainingBackend
 from atoll.trainer.settings import TrainerSettings
 
 
@@ -9,6 +9,13 @@ def make_backend(settings: TrainerSettings) -> TrainingBackend:
     match settings.backend:
         case "megatron":
             return _megatron(settings)
+
+
+def refuse_unsupported(binding: FamilyBinding) -> None:
+    """Raises InvalidInput, naming what it asks for, for a family that the backend does not run. Starts nothing."""
+    from atoll.trainer.megatron.family_check import check_family
+
+    check_family(binding, has_reference=binding.run.has_reference)
 
 
 def layout_of(settings: TrainerSettings) -> str:

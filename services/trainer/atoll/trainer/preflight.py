@@ -5,8 +5,9 @@ from pathlib import Path
 
 from atoll.common.errors import AtollError, BadConfiguration
 from atoll.families.catalog import AnyFamily, make_family
-from atoll.families.family import AdvantageSource
 from atoll.families.run_settings import RunSettings
+from atoll.trainer.backend import FamilyBinding
+from atoll.trainer.backends import refuse_unsupported
 from atoll.trainer.chain import ScenarioFacts
 from atoll.trainer.settings import TrainerSettings
 
@@ -71,11 +72,7 @@ def resolve_bound_family(facts: ScenarioFacts, run: RunSettings) -> AnyFamily:
     try:
         family = make_family(facts.family, facts.options)
         family.validate_specific_args(run, source)
-        needs = family.configure_backend(run)
+        refuse_unsupported(FamilyBinding(family.reference(), facts.options, run))
     except AtollError as error:
         raise BadConfiguration(f"{source}: {error.message}", field=error.field) from error
-    if needs.critic or needs.frozen_base or family.advantages is AdvantageSource.COMPUTED:
-        raise BadConfiguration(
-            f"{source}: family {family.name} needs a critic, a frozen base or computed advantages; no backend has them"
-        )
     return family.bind(run)

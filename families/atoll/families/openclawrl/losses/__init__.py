@@ -1,0 +1,1 @@
+"""What the workers compute for openclawrl besides the loss itself."""
