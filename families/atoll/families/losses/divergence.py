@@ -96,11 +96,11 @@ class _FullDivergence(torch.autograd.Function):
         columns = Columns.of(logits, shard)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         # Log-sum-exp of the student and of the teacher, and the part of the value that KL(S || .) is.
-        lse, own = torch.empty(2, len(temperatures), 2, dtype=dtype, device=logits.device)
-        values = torch.empty(len(temperatures), dtype=dtype, device=logits.device)
+        lse = torch.empty(len(temperatures), 2, dtype=dtype, device=logits.device)
+        values, own = torch.empty(2, len(temperatures), dtype=dtype, device=logits.device)
         for chunk in row_chunks(len(temperatures), chunk_rows):
             z = columns.scaled(logits, temperatures, logit_rows, chunk)
-            teacher = teacher_rows[chunk, : columns.count].to(dtype)
+            teacher = teacher_rows[chunk, : columns.count].to(dtype, copy=True)
             empty = z.new_full((len(z),), -torch.inf)
             tops = torch.stack([x.amax(-1) if columns.count else empty for x in (z, teacher)], 1)
             all_reduce(tops, dist.ReduceOp.MAX, shard)
@@ -111,7 +111,7 @@ class _FullDivergence(torch.autograd.Function):
             teacher -= lse[chunk, 1:]
             parts = torch.stack(_parts(z, teacher, spec), 1)
             all_reduce(parts, dist.ReduceOp.SUM, shard)
-            values[chunk], own[chunk] = parts[:, 0], parts[:, 1:]
+            values[chunk], own[chunk] = parts.unbind(1)
         ctx.save_for_backward(logits, teacher_rows, temperatures, logit_rows, lse, own)  # type: ignore[arg-type]
         ctx.columns, ctx.spec, ctx.chunk_rows = columns, spec, chunk_rows  # type: ignore[attr-defined]
         return values
@@ -126,8 +126,8 @@ class _FullDivergence(torch.autograd.Function):
             if not columns.count:
                 break
             student = columns.scaled(logits, temperatures, logit_rows, chunk).sub_(lse[chunk, :1])
-            teacher = teacher_rows[chunk, : columns.count].to(student.dtype).sub_(lse[chunk, 1:])
-            grad = _slopes(student, teacher, own[chunk], ctx.spec)  # type: ignore[attr-defined]
+            teacher = teacher_rows[chunk, : columns.count].to(student.dtype, copy=True).sub_(lse[chunk, 1:])
+            grad = _slopes(student, teacher, own[chunk, None], ctx.spec)  # type: ignore[attr-defined]
             grad *= grad_values[chunk, None]
             columns.add_gradient(grad_logits, grad, grad_values[chunk] == 0, temperatures, logit_rows, chunk)
         return grad_logits, None, None, None, None, None, None
