@@ -1,4 +1,4 @@
-"""The whole of Atoll for tests: `atoll serve -c tiny-cpu` as its own process, on free ports, with small batches."""
+"""The whole of Atoll for tests: `atoll serve` with a bundled stack, in its own process, on free ports."""
 
 import contextlib
 import os
@@ -69,10 +69,11 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float) -> None
 class LiveStack:
     """Everything of one deployment. It can be stopped, or hurt, and started again in the same run directory."""
 
-    def __init__(self, run_dir: Path, model: Path, **settings: object) -> None:
-        """settings: overrides by dotted path with "__" for the dots, e.g. vars__learning_rate=1e-3."""
+    def __init__(self, run_dir: Path, model: Path, stack: str = "tiny-cpu", **settings: object) -> None:
+        """stack: one that comes with Atoll. settings: overrides with "__" for the dots: vars__learning_rate=1e-3."""
         self.run_dir = run_dir
         self.model = model
+        self._stack = stack
         self._ports = {name: free_port() for name in ("registry", "engine", "gateway", "gateway_grpc", "trainer")}
         self._settings = {name.replace("__", "."): str(value) for name, value in settings.items()}
         self._serve: subprocess.Popen[str] | None = None
@@ -105,7 +106,7 @@ class LiveStack:
         words = [word for path, value in overrides.items() for word in (f"--{path}", value)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
         self._serve = subprocess.Popen(
-            [str(ATOLL), "serve", "-c", "tiny-cpu", *words],
+            [str(ATOLL), "serve", "-c", self._stack, *words],
             env=environment | {"ATOLL_MODEL": str(self.model), "ATOLL_TOKEN": TOKEN},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
