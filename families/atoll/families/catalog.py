@@ -14,8 +14,11 @@ AnyFamily = LossFamily[FamilyOptions]
 
 BUNDLED: Mapping[str, str] = {
     "grpo": "atoll.families.grpo:GrpoFamily",
+    "opd": "atoll.families.opd:OpdFamily",
     "openclawrl": "atoll.families.openclawrl:OpenClawRlFamily",
     "sao": "atoll.families.sao:SaoFamily",
+    "sdft": "atoll.families.sdft:SdftFamily",
+    "sdpo": "atoll.families.sdpo:SdpoFamily",
     "sft": "atoll.families.sft:SftFamily",
     "tttd": "atoll.families.tttd:TttdFamily",
 }

@@ -97,7 +97,7 @@ class _FullDivergence(torch.autograd.Function):
         dtype = torch.promote_types(logits.dtype, torch.float32)
         # Log-sum-exp of the student and of the teacher, and the part of the value that KL(S || .) is.
         lse = torch.empty(len(temperatures), 2, dtype=dtype, device=logits.device)
-        values, own = torch.empty(2, len(temperatures), dtype=dtype, device=logits.device)
+        values, own = torch.empty(2, len(temperatures), dtype=dtype, device=logits.device).unbind()
         for chunk in row_chunks(len(temperatures), chunk_rows):
             z = columns.scaled(logits, temperatures, logit_rows, chunk)
             teacher = teacher_rows[chunk, : columns.count].to(dtype, copy=True)
