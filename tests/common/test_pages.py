@@ -1,6 +1,6 @@
 import pytest
 from atoll.common.errors import InvalidInput
-from atoll.common.pages import decode_page_token, encode_page_token, page_size
+from atoll.common.pages import decode_number_token, decode_page_token, encode_page_token, page_size
 
 
 def test_sizes_are_bounded() -> None:
@@ -15,3 +15,11 @@ def test_tokens_read_back_and_foreign_ones_are_refused() -> None:
     for bad in ("x", "€", "_w=="):
         with pytest.raises(InvalidInput):
             decode_page_token(bad)
+
+
+def test_tokens_of_numbers_are_refused_when_they_are_none_or_have_more_than_64_bits() -> None:
+    assert decode_number_token("") is None
+    assert decode_number_token(encode_page_token("17")) == 17
+    for key in ("-1", "x", "1.5", "9" * 19, "\N{SUPERSCRIPT TWO}"):
+        with pytest.raises(InvalidInput):
+            decode_number_token(encode_page_token(key))

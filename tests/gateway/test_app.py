@@ -30,6 +30,7 @@ async def test_versions_shows_the_chain(web: HttpGateway) -> None:
     assert missing.status == 404 and missing.error["code"] == "scenario_not_found"
     assert (await web.get(f"/atoll/scenarios/{SCENARIO}/versions?page_token=nonsense")).status == 400
     assert (await web.get(f"/atoll/scenarios/{SCENARIO}/versions?page_size=many")).status == 400
+    assert (await web.get(f"/atoll/scenarios/{SCENARIO}/versions?page_size={10**20}")).status == 200
 
 
 async def test_status_shows_scenarios_engines_and_the_last_training_error(web: HttpGateway, engine: FakeEngine) -> None:

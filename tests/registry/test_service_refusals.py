@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from atoll.api.registry.v1 import artifact_service_pb2, scenario_service_pb2, version_service_pb2
+from atoll.common.pages import encode_page_token
 from atoll.registry.app import Registry
 from atoll.registry.types import Kind
 
@@ -55,6 +56,13 @@ REFUSALS: dict[str, tuple[Call, str, str]] = {
     "list versions with another list's token": (
         lambda c: c.versions.ListVersions(
             version_service_pb2.ListVersionsRequest(scenario=SCENARIO, page_token="c3VwcG9ydA==")
+        ),
+        "invalid_field",
+        "page_token",
+    ),
+    "list versions with the token of a number that no database takes": (
+        lambda c: c.versions.ListVersions(
+            version_service_pb2.ListVersionsRequest(scenario=SCENARIO, page_token=encode_page_token("9" * 30))
         ),
         "invalid_field",
         "page_token",

@@ -29,3 +29,13 @@ def decode_page_token(token: str) -> str | None:
         return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, UnicodeEncodeError):
         raise InvalidInput("page_token was not made by this service", field="page_token") from None
+
+
+def decode_number_token(token: str) -> int | None:
+    """The same for a list that is ordered by numbers of 64 bits. Raises InvalidInput for any other token."""
+    key = decode_page_token(token)
+    if key is None:
+        return None
+    if not (key.isascii() and key.isdigit() and len(key) < 19):
+        raise InvalidInput("page_token was not made by this list", field="page_token")
+    return int(key)

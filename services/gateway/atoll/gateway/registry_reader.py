@@ -9,7 +9,7 @@ import grpc
 from atoll.api.registry.v1 import artifact_service_pb2 as artifacts
 from atoll.api.registry.v1 import artifact_service_pb2_grpc, version_pb2, version_service_pb2_grpc
 from atoll.api.registry.v1 import version_service_pb2 as versions
-from atoll.common import rpc_errors
+from atoll.common import pages, rpc_errors
 from atoll.common.errors import InternalError
 from atoll.gateway.renderer import TOKENIZER_FILES
 
@@ -52,8 +52,13 @@ class RegistryReader:
         return _entry(answer.version)
 
     async def versions(self, scenario: str, page_size: int, page_token: str) -> tuple[list[ChainEntry], str]:
-        """A page of the chain, newest first, and the token of the next page. Raises InvalidInput for a bad token."""
-        request = versions.ListVersionsRequest(scenario=scenario, page_size=page_size, page_token=page_token)
+        """A page of the chain, newest first, and the token of the next page.
+
+        Raises InvalidInput for a size or token that is not allowed.
+        """
+        # Bounded here too: a query parameter may be too large for the message.
+        size = pages.page_size(page_size)
+        request = versions.ListVersionsRequest(scenario=scenario, page_size=size, page_token=page_token)
         try:
             answer = await self._versions.ListVersions(request, timeout=CALL_SECONDS)
         except grpc.RpcError as error:

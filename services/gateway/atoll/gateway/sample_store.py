@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
-from atoll.common.pages import decode_page_token, encode_page_token, page_size
+from atoll.common.errors import AtollError, Conflict, NotFound
+from atoll.common.pages import decode_number_token, encode_page_token, page_size
 from atoll.gateway.database import Database, moment_of
 from atoll.gateway.receipts import Receipts, is_receipt
 from atoll.gateway.records import PackedSample, Report, Sample, SampleState
@@ -76,7 +76,7 @@ class SampleStore:
             query = query.where(sample_claims.c.receipt.is_(None))
         elif state is not None:
             query = query.where(sample_claims.c.state == state.value)
-        after = _position(token)
+        after = decode_number_token(token)
         if after is not None:
             query = query.where(samples.c.position < after)
         return await asyncio.to_thread(self._page, query, size)
@@ -126,15 +126,6 @@ def absent_receipt(receipts: Receipts, scenario: str, receipt: str) -> AtollErro
         reason=errors_pb2.REASON_RECEIPT_NOT_FOUND,
         field="receipts",
     )
-
-
-def _position(token: str) -> int | None:
-    key = decode_page_token(token)
-    if key is None:
-        return None
-    if not (key.isascii() and key.isdigit() and len(key) < 19):
-        raise InvalidInput("page_token was not made by this list", field="page_token")
-    return int(key)
 
 
 def _read_sample(connection: Connection, receipt: str) -> PackedSample | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from atoll.api.registry.v1 import version_service_pb2 as pb
 from atoll.api.registry.v1.version_service_pb2_grpc import VersionServiceServicer
 from atoll.common.errors import InvalidInput
-from atoll.common.pages import decode_page_token, encode_page_token, page_size
+from atoll.common.pages import decode_number_token, encode_page_token, page_size
 from atoll.common.server import Context
 from atoll.common.structs import object_of
 from atoll.registry.chain import Chain
@@ -52,7 +52,7 @@ class VersionRpc(VersionServiceServicer):
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
         limit = page_size(request.page_size)
-        before = _number_of(decode_page_token(request.page_token))
+        before = decode_number_token(request.page_token)
         found = await asyncio.to_thread(self._chain.list_page, request.scenario, limit + 1, before)
         messages = fit_page(found[:limit], version_message)
         more = len(messages) < len(found)
@@ -65,12 +65,3 @@ class VersionRpc(VersionServiceServicer):
         async for event in watch(self._chain, self._signal, request.scenario, request.from_revision):
             version = None if event.version is None else version_message(event.version)
             yield pb.WatchVersionsResponse(version=version, revision=event.revision)
-
-
-def _number_of(key: str | None) -> int | None:
-    if key is None:
-        return None
-    try:
-        return int(key)
-    except ValueError:
-        raise InvalidInput("page_token was not made by this service", field="page_token") from None
