@@ -20,15 +20,15 @@ from atoll.api.registry.v1 import (
     version_service_pb2,
     version_service_pb2_grpc,
 )
+from atoll.cli.ports import free_ports
 from atoll.common.tensors import Array, TensorReader
 from openai import OpenAI
-
-from tests.engines import free_port
 
 ATOLL = Path(sys.executable).with_name("atoll")
 SCENARIO = "demo"
 TOKEN = "end-to-end-token"
 """Asked for by every service, so every call between them carries it."""
+PORT_NAMES = ("registry", "engine", "gateway", "gateway_grpc", "trainer")
 AUTHORIZATION = (("authorization", f"Bearer {TOKEN}"),)
 GROUP_SIZE = 2
 GROUPS = 2
@@ -74,7 +74,7 @@ class LiveStack:
         self.run_dir = run_dir
         self.model = model
         self._stack = stack
-        self._ports = {name: free_port() for name in ("registry", "engine", "gateway", "gateway_grpc", "trainer")}
+        self._ports = dict(zip(PORT_NAMES, free_ports(len(PORT_NAMES)), strict=True))
         self._settings = {name.replace("__", "."): str(value) for name, value in settings.items()}
         self._serve: subprocess.Popen[str] | None = None
         self.http = httpx.Client(base_url=self.gateway_url, timeout=60.0, headers={"authorization": f"Bearer {TOKEN}"})

@@ -9,7 +9,6 @@ DEMO_SEED=<n> repeats the tiny model of an earlier run. The last line is for mac
 import asyncio
 import os
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from atoll.cli.demo.gateway import DemoFailed, Gateway
 from atoll.cli.demo.loop import DemoResult, result_table, run_loop
 from atoll.cli.demo.profiles import PROFILES, SMOLLM2, Profile
 from atoll.cli.main import show_event
+from atoll.cli.ports import free_ports
 from atoll.cli.processes import hold_run_dir
 from atoll.cli.serve import StackFailed, cancelled_by_signals, run_stack
 from atoll.cli.stack_file import Stack, find_stack, load_stack
@@ -115,7 +115,7 @@ async def _make_model(profile: Profile, run_dir: Path) -> Path:
 
 def _load(profile: Profile, run_dir: Path, model: Path) -> tuple[Stack, str]:
     """The bundled stack on free ports, and the gateway's URL."""
-    ports = dict(zip(PORT_NAMES, _free_ports(len(PORT_NAMES)), strict=True))
+    ports = dict(zip(PORT_NAMES, free_ports(len(PORT_NAMES)), strict=True))
     groups, size = len(profile.questions), profile.samples_per_question
     overrides = [
         ("run_dir", str(run_dir)),
@@ -125,18 +125,6 @@ def _load(profile: Profile, run_dir: Path, model: Path) -> tuple[Stack, str]:
         *((f"vars.ports.{name}", str(port)) for name, port in ports.items()),
     ]
     return load_stack(find_stack(profile.stack), overrides), f"http://127.0.0.1:{ports['gateway']}"
-
-
-def _free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 if __name__ == "__main__":
