@@ -72,6 +72,15 @@ def test_a_full_database_is_said_and_the_transaction_undone(url: str) -> None:
         assert connection.execute(sa.text("SELECT count(*) FROM t")).scalar_one() == 0
 
 
+def test_a_disk_that_takes_no_writes_is_worth_asking_again(url: str) -> None:
+    database = Database(url)
+    with database.write() as connection:
+        connection.execute(sa.text("CREATE TABLE t (x INTEGER)"))
+    with pytest.raises(Unavailable, match="does not take writes"), database.write() as connection:
+        connection.exec_driver_sql("PRAGMA query_only=ON")
+        connection.execute(sa.text("INSERT INTO t VALUES (1)"))
+
+
 def test_a_stuck_writer_makes_the_next_one_unavailable(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 50)
     with (

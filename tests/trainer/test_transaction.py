@@ -141,10 +141,11 @@ async def test_a_job_that_another_trainer_committed_is_adopted_and_its_version_l
     assert here.backend.loads[-1] == here.registry.model_of(2)
 
 
-async def test_a_full_store_defers_the_job_which_goes_on_by_itself(here: World) -> None:
+@pytest.mark.parametrize("method", ["StageArtifact", "SealArtifact", "CommitVersion"])
+async def test_a_full_store_defers_the_job_which_goes_on_by_itself(here: World, method: str) -> None:
     stub = await here.start()
     full = AtollError("no room", reason=errors_pb2.REASON_STORAGE_FULL)
-    here.registry.refusals["SealArtifact"] = [full] * 3
+    here.registry.refusals[method] = [full] * 3
     await stub.SubmitJob(here.job("job-0", pair("a")))
     deferred = await until(stub, "job-0", job_pb2.JOB_STATE_DEFERRED)
     assert (deferred.reason, deferred.message) == (errors_pb2.REASON_STORAGE_FULL, "no room")

@@ -101,6 +101,9 @@ def _refusal(error: sa.exc.OperationalError, shown_url: str) -> AtollError | Non
             return Unavailable(f"the database {shown_url} was locked for {BUSY_TIMEOUT_MS / 1000:.0f} s")
         if code == sqlite3.SQLITE_CANTOPEN:
             return BadConfiguration(f"cannot open the database {shown_url}: {error.orig}")
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
+            # The disk's trouble, not the caller's: whoever waits for the commit asks again.
+            return Unavailable(f"the database {shown_url} does not take writes: {error.orig}")
         return None
     if error.connection_invalidated or isinstance(error, sa.exc.DisconnectionError):
         return Unavailable(f"the database {shown_url} does not answer")

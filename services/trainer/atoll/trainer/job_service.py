@@ -11,7 +11,7 @@ from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_p
 from atoll.common import structs
 from atoll.common.errors import AtollError, Conflict, InvalidInput
 from atoll.common.names import check_id, job_name
-from atoll.common.pages import decode_page_token, encode_page_token, page_size
+from atoll.common.pages import decode_number_token, encode_page_token, page_size
 from atoll.families.catalog import AnyFamily
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.job_queue import JobBody, JobQueue, JobRecord
@@ -71,7 +71,7 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_service_pb2.ListJobsRequest, context: Context
     ) -> trainer_service_pb2.ListJobsResponse:
         size = page_size(request.page_size)
-        records = self._queue.newest_first(page_start(request.page_token), size + 1)
+        records = self._queue.newest_first(decode_number_token(request.page_token), size + 1)
         more = len(records) > size
         token = encode_page_token(str(records[size - 1].order)) if more else ""
         jobs = [job_message(record) for record in records[:size]]
@@ -187,16 +187,6 @@ def refuse_untrained_here(body: JobBody, scenario: str, family: AnyFamily) -> No
         raise InvalidInput(f"options: {error.message}", field=f"options.{error.field}", reason=error.reason) from error
     if options != family.options:
         raise refuse("options", options.canonical_json(), family.options.canonical_json())
-
-
-def page_start(token: str) -> int | None:
-    """The order number to continue below. Raises InvalidInput for a token that is not ours."""
-    key = decode_page_token(token)
-    if key is None:
-        return None
-    if not key.isdigit():
-        raise InvalidInput("page_token was not made by this service", field="page_token")
-    return int(key)
 
 
 def job_message(record: JobRecord) -> job_pb2.Job:

@@ -137,12 +137,7 @@ class Stager:
         ).artifact
 
     async def _ask(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await self._patience.ask(what, lambda: answer_of(call()))
-        except AtollError as error:
-            if error.reason == errors_pb2.REASON_STORAGE_FULL:
-                raise StorageFull(error.message) from None
-            raise
+        return await self._patience.ask(what, lambda: answer_of(call()))
 
 
 def staging_request_id(scenario: str, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> str:

@@ -27,7 +27,7 @@ from atoll.trainer.loading import WorkerModel, driver_state
 from atoll.trainer.preparation import PreparedJob, prepare_batch, sample_of, score_batch, shape_batch
 from atoll.trainer.progress import JobEnded, Progress, TrainingSetup
 from atoll.trainer.retries import Patience
-from atoll.trainer.staging import Stager, StorageFull
+from atoll.trainer.staging import Stager
 from atoll.trainer.training import train_steps
 
 log = structlog.get_logger(__name__)
@@ -90,12 +90,13 @@ class JobRunner:
                 progress.crashes += 1
                 progress.forget_training()
                 log.error("workers lost", attempt=progress.crashes, error=crash.message)
-            except StorageFull as full:
-                await self._defer(progress, full.message)
             except InternalError as error:
                 await self._end(body, job_pb2.JOB_STATE_FAILED, error.reason, error.message, ())
                 return
             except AtollError as error:
+                if error.reason == errors_pb2.REASON_STORAGE_FULL:
+                    await self._defer(progress, error.message)
+                    continue
                 named = sample_of(error, body.sample_ids)
                 await self._end(body, job_pb2.JOB_STATE_REFUSED, error.reason, error.message, named)
                 return
