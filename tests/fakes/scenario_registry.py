@@ -39,16 +39,18 @@ class FakeScenarioRegistry(
         )
         self.append(scenario)
 
-    def append(self, scenario: str, incarnation: int = 1) -> None:
+    def append(self, scenario: str, incarnation: int = 1, *, same_weights: bool = False) -> None:
         """The next version of a chain; watchers hear of it."""
         chain = self.chains.setdefault(scenario, [])
         number = len(chain)
+        digest = chain[-1].model_digest if same_weights else f"{number:064x}"
         chain.append(
             version_pb2.Version(
                 scenario=scenario,
                 number=number,
                 parent=None if number == 0 else number - 1,
                 weight_version=f"{incarnation}:{number}",
+                model_digest=digest,
                 revision=number + 1,
             )
         )

@@ -50,7 +50,7 @@ async def bind(scenario: str) -> BoundScenario:
 
 def second_report(database: Database, receipt: str) -> ReportAnswer:
     """The report that completes the batch."""
-    intake = ReportIntake(database, Receipts(database.key("receipts")), bind)
+    intake = ReportIntake(database, Receipts(database.key("receipts")), bind, lambda _: None)
     return asyncio.run(intake.create(report_on(receipt, request_id="second")))
 
 
@@ -88,7 +88,7 @@ def prepared(directory: Path) -> list[str]:
         issued = [receipts.issue(SCENARIO) for _ in range(2)]
         for receipt in issued:
             await writer.record(new_sample(receipt))
-        await ReportIntake(database, receipts, bind).create(report_on(issued[0], request_id="first"))
+        await ReportIntake(database, receipts, bind, lambda _: None).create(report_on(issued[0], request_id="first"))
         await writer.stop()
         database.close()
         return issued

@@ -10,6 +10,7 @@ import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, NotFound
 from atoll.gateway.database import Database, microseconds
+from atoll.gateway.head import Head
 from atoll.gateway.job_settling import settle
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import BatchState, JobOutcome, NewReport
@@ -30,10 +31,12 @@ class Desk:
         self.receipts = Receipts(self.database.key("receipts"))
         self.writer = SampleWriter(self.database)
         self.woken = 0
-        self.intake = ReportIntake(self.database, self.receipts, self._binding, self._wake)
+        self.head: Head | None = None
+        self.max_staleness = 0
+        self.intake = ReportIntake(self.database, self.receipts, self._binding, lambda _: self.head, self._wake)
 
     async def _binding(self, scenario: str) -> BoundScenario:
-        return bound_scenario(scenario)
+        return replace(bound_scenario(scenario), max_staleness=self.max_staleness)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -223,6 +226,49 @@ async def test_a_scenario_that_is_not_there_is_told_by_the_registry(desk: Desk) 
     async def nowhere(scenario: str) -> BoundScenario:
         raise NotFound(f"no scenario {scenario}", reason=errors_pb2.REASON_SCENARIO_NOT_FOUND)
 
-    intake = ReportIntake(desk.database, desk.receipts, nowhere)
+    intake = ReportIntake(desk.database, desk.receipts, nowhere, lambda _: None)
     with pytest.raises(NotFound):
         await intake.create(report_on(await desk.record()))
+
+
+async def test_a_report_left_over_from_an_older_version_is_settled_and_spoils_no_batch(desk: Desk) -> None:
+    desk.head = Head(0, "1:0", None, 0)
+    left_over = await desk.record()
+    await desk.intake.create(report_on(left_over))
+    desk.head = Head(1, "1:1", "1:0", 1)
+    fresh = [await desk.record(weight_version="1:1") for _ in range(2)]
+    first = await desk.intake.create(report_on(fresh[0]))
+    assert first.job_id == "" and standings(desk.database) == {"settled": 1, "pending": 2}
+    second = await desk.intake.create(report_on(fresh[1]))
+    with desk.database.reading() as connection:
+        rows = connection.scalars(select(batch_rows.c.receipt).where(batch_rows.c.job_id == second.job_id))
+        assert list(rows) == fresh
+    refusal = await desk.refusal(report_on(left_over, request_id="again"))
+    assert refusal.code == "already_consumed"
+    assert "stale_sample: produced by 1:0, the head is 1:1 and max_staleness is 0" in refusal.message
+
+
+async def test_a_report_that_may_still_be_admitted_waits(desk: Desk) -> None:
+    desk.max_staleness = 1
+    desk.head = Head(1, "1:1", "1:0", 1)
+    old, new = await desk.record(), await desk.record(weight_version="1:1")
+    await desk.intake.create(report_on(old))
+    assert (await desk.intake.create(report_on(new))).job_id and standings(desk.database) == {"reserved": 2}
+
+
+async def test_one_outdated_sample_settles_all_samples_of_its_report(desk: Desk) -> None:
+    desk.head = Head(2, "1:2", "1:1", 2)
+    turns = [await desk.record(weight_version="1:2"), await desk.record(weight_version="1:1")]
+    await desk.intake.create(replace(report_on(turns[0]), receipts=tuple(turns)))
+    assert standings(desk.database) == {"settled": 2}
+
+
+async def test_what_another_gateway_took_is_not_pending_here(desk: Desk) -> None:
+    other = ReportIntake(desk.database, desk.receipts, desk._binding, lambda _: None)
+    receipts = [await desk.record() for _ in range(4)]
+    answers = [
+        await intake.create(report_on(receipt))
+        for intake, receipt in zip((desk.intake, other, desk.intake, other), receipts, strict=True)
+    ]
+    jobs = [answer.job_id for answer in answers]
+    assert jobs[0] == jobs[2] == "" and jobs[1] != jobs[3] and standings(desk.database) == {"reserved": 4}

@@ -1,14 +1,20 @@
 """Bindings are asked for once; heads are followed through restarts of the registry."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from atoll.common.errors import AtollError, NotFound, Unavailable
 from atoll.gateway.assembly import build_gateway
-from atoll.gateway.scenarios import Head
+from atoll.gateway.head import Head
+from atoll.gateway.scenarios import ScenarioDirectory
 
 from tests.fakes.scenario_registry import FakeScenarioRegistry, serve_registry
 from tests.gateway.store_world import OPTIONS, SCENARIO, eventually, open_world, settings_for
+
+
+def _is_head(scenarios: ScenarioDirectory, head: Head) -> bool:
+    return scenarios.head(SCENARIO) == head
 
 
 async def test_a_binding_is_read_once_and_carries_its_family(tmp_path: Path) -> None:
@@ -37,12 +43,32 @@ async def test_a_scenario_that_cannot_be_used_does_not_hide_the_others(tmp_path:
 async def test_the_head_is_followed_with_its_parent(tmp_path: Path) -> None:
     async with open_world(tmp_path) as world:
         scenarios = world.gateway.scenarios
-        await eventually(lambda: scenarios.head(SCENARIO) == Head(0, "1:0", None))
+        await eventually(lambda: scenarios.head(SCENARIO) == Head(0, "1:0", None, 0))
         world.registry.append(SCENARIO)
-        await eventually(lambda: scenarios.head(SCENARIO) == Head(1, "1:1", "1:0"))
+        await eventually(lambda: scenarios.head(SCENARIO) == Head(1, "1:1", "1:0", 1))
         world.registry.append(SCENARIO, incarnation=2)
-        await eventually(lambda: scenarios.head(SCENARIO) == Head(2, "2:2", "1:1"))
+        await eventually(lambda: scenarios.head(SCENARIO) == Head(2, "2:2", "1:1", 2))
         assert scenarios.head("nowhere") is None
+
+
+async def test_a_line_of_versions_with_the_same_weights_is_known_by_its_oldest(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        scenarios = world.gateway.scenarios
+        await eventually(lambda: scenarios.head(SCENARIO) is not None)
+        world.registry.append(SCENARIO)
+        for number in (2, 3):
+            world.registry.append(SCENARIO, same_weights=True)
+            expected = Head(number, f"1:{number}", f"1:{number - 1}", 1)
+            await eventually(partial(_is_head, scenarios, expected))
+    world.registry.append(SCENARIO, same_weights=True)
+    server = await serve_registry(world.registry)
+    fresh = build_gateway(settings_for(tmp_path / "later", server.port, None))
+    await fresh.start()
+    try:
+        await eventually(lambda: fresh.scenarios.head(SCENARIO) == Head(4, "1:4", "1:3", 1))
+    finally:
+        await fresh.stop()
+        await server.grpc.stop(None)
 
 
 async def test_a_registry_that_comes_later_or_again_is_found(tmp_path: Path) -> None:
@@ -69,7 +95,7 @@ async def test_a_registry_that_comes_later_or_again_is_found(tmp_path: Path) -> 
         await server.grpc.stop(None)
         registry.append(SCENARIO)
         server = await serve_registry(registry, server.port)
-        await eventually(lambda: gateway.scenarios.head(SCENARIO) == Head(1, "1:1", "1:0"))
+        await eventually(lambda: gateway.scenarios.head(SCENARIO) == Head(1, "1:1", "1:0", 1))
     finally:
         await gateway.stop()
         await server.grpc.stop(None)

@@ -34,7 +34,7 @@ def _report_on_all(directory: Path, receipts: list[str], seed: int, pipe: Pipe) 
 
     async def main() -> None:
         database = Database(url_of(directory))
-        intake = ReportIntake(database, Receipts(database.key("receipts")), bind)
+        intake = ReportIntake(database, Receipts(database.key("receipts")), bind, lambda _: None)
         order = list(range(len(receipts)))
         random.Random(seed).shuffle(order)
         limit, told = asyncio.Semaphore(8), dict[int, str]()

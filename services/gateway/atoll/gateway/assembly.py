@@ -83,7 +83,7 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
     scenarios = ScenarioDirectory(registry)
     samples = SampleStore(database, receipts)
     training = TrainingQueue(database, trainer, scenarios)
-    reports = ReportIntake(database, receipts, scenarios.get, on_batch=training.wake)
+    reports = ReportIntake(database, receipts, scenarios.get, scenarios.head, on_batch=training.wake)
     server = GrpcServer(settings.host, settings.grpc_port, settings.token_text)
     sample_service_pb2_grpc.add_SampleServiceServicer_to_server(
         rpc_samples.SampleServicer(samples, scenarios), server.grpc

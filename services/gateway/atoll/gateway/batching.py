@@ -1,36 +1,53 @@
-"""Forms batches inside the transaction that records a report: what is reserved, and under which job id."""
+"""Forms batches inside the transaction that records a report: what is reserved, and under which job id.
+
+```
+pending reports --can they still be admitted?--> family's rule --> batches: samples RESERVED
+                          |no: samples SETTLED with the reason
+```
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from atoll.families.batching import ReportView
-from atoll.gateway.database import microseconds, moment_of
+import structlog
+from atoll.gateway.database import microseconds
+from atoll.gateway.head import Head, why_never_admitted
+from atoll.gateway.pending_reports import PendingReport, PendingReports
 from atoll.gateway.records import Batch, BatchRow, BatchState, SampleState
 from atoll.gateway.scenarios import BoundScenario
-from atoll.gateway.tables import batch_rows, batches, report_receipts, reports, sample_claims
-from sqlalchemy import Connection, insert, select, update
+from atoll.gateway.tables import NO_JOB, batch_rows, batches, reports, sample_claims
+from sqlalchemy import Connection, insert, update
+
+log = structlog.get_logger(__name__)
 
 
-def form_batches(connection: Connection, bound: BoundScenario, now: datetime) -> list[Batch]:
-    """Reserves every batch that the family's rule finds complete among the pending reports.
+def form_batches(
+    connection: Connection, bound: BoundScenario, pending: PendingReports, head: Head | None, now: datetime
+) -> list[Batch]:
+    """Reserves every batch that the family's rule finds complete among the reports that can still be trained.
 
-    The caller holds the scenario's lock, so that two gateways never form from the same reports; should one ever do,
-    the primary key of `sample_claims` fails the transaction.
+    head: the scenario's newest version as last heard. One sample that is too old has the trainer drop its whole batch,
+    so reports left over from older versions are settled here, before they meet newer ones. The caller holds the
+    scenario's lock, so that two gateways never form from the same reports; should one ever do, the primary key of
+    `sample_claims` fails the transaction.
     """
-    pending, epochs = pending_reports(connection, bound.scenario_id)
+    waiting = dict(pending.read(connection, bound.scenario_id))
+    outdated = {} if head is None else _outdated(waiting.values(), head, bound.max_staleness)
+    if outdated:
+        _settle(connection, bound.scenario_id, [(waiting.pop(report_id), why) for report_id, why in outdated.items()])
     formed: list[Batch] = []
-    for report_ids in bound.family.batching.form(list(pending.values())):
-        members = [pending[report_id] for report_id in report_ids]
-        epoch = max(epochs[report_id] for report_id in report_ids)
+    for report_ids in bound.family.batching.form([report.view for report in waiting.values()]):
+        members = [waiting[report_id] for report_id in report_ids]
+        epoch = max(report.epoch for report in members)
         batch = Batch(
             job_id=job_id_of(bound, report_ids, epoch),
             scenario=bound.scenario_id,
             family=bound.family_reference,
             options=json.loads(bound.family.options.canonical_json()),
             epoch=epoch,
-            rows=tuple(BatchRow(receipt, report.report_id) for report in members for receipt in report.receipts),
+            rows=tuple(BatchRow(receipt, m.view.report_id) for m in members for receipt in m.view.receipts),
         )
         _reserve(connection, batch, report_ids, now)
         formed.append(batch)
@@ -44,28 +61,37 @@ def job_id_of(bound: BoundScenario, report_ids: Sequence[str], epoch: int) -> st
     return "job-" + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def pending_reports(connection: Connection, scenario: str) -> tuple[dict[str, ReportView], Mapping[str, int]]:
-    """Reports in no batch, by id and oldest first, and their epochs."""
-    waiting = (reports.c.scenario == scenario) & reports.c.job_id.is_(None)
-    members: dict[str, list[tuple[str, str]]] = {}
-    joined = report_receipts.join(reports, reports.c.report_id == report_receipts.c.report_id)
-    query = select(report_receipts).select_from(joined).where(waiting)
-    for row in connection.execute(query.order_by(report_receipts.c.report_id, report_receipts.c.ordinal)):
-        members.setdefault(row.report_id, []).append((row.receipt, row.weight_version))
-    views: dict[str, ReportView] = {}
-    epochs: dict[str, int] = {}
-    for row in connection.execute(select(reports).where(waiting).order_by(reports.c.position)):
-        epochs[row.report_id] = row.epoch
-        views[row.report_id] = ReportView(
-            report_id=row.report_id,
-            receipts=tuple(receipt for receipt, _ in members[row.report_id]),
-            score=row.score,
-            created_at=moment_of(row.created_us),
-            feedback=row.feedback,
-            metadata=row._mapping[reports.c.metadata],
-            weight_versions=tuple(version for _, version in members[row.report_id]),
-        )
-    return views, epochs
+def _outdated(waiting: Iterable[PendingReport], head: Head, max_staleness: int) -> Mapping[str, str]:
+    """Reports with a sample that will never be admitted, and why, by report id."""
+    reasons: dict[str, str] = {}
+    for report in waiting:
+        for version in report.view.weight_versions:
+            reason = why_never_admitted(version, head, max_staleness)
+            if reason is not None:
+                reasons[report.view.report_id] = reason
+                break
+    return reasons
+
+
+def _settle(connection: Connection, scenario: str, outdated: Sequence[tuple[PendingReport, str]]) -> None:
+    """A report is one rollout: all of its samples are settled."""
+    connection.execute(
+        insert(sample_claims),
+        [
+            {
+                "receipt": receipt,
+                "scenario": scenario,
+                "state": SampleState.SETTLED.value,
+                "job_id": NO_JOB,
+                "reason": reason,
+            }
+            for report, reason in outdated
+            for receipt in report.view.receipts
+        ],
+    )
+    ids = [report.view.report_id for report, _ in outdated]
+    connection.execute(update(reports).where(reports.c.report_id.in_(ids)).values(job_id=NO_JOB))
+    log.warning("reports settled without a job", scenario=scenario, reports=len(ids), reason=outdated[0][1])
 
 
 def _reserve(connection: Connection, batch: Batch, report_ids: Sequence[str], now: datetime) -> None:
@@ -101,5 +127,4 @@ def _reserve(connection: Connection, batch: Batch, report_ids: Sequence[str], no
             for row in batch.rows
         ],
     )
-    for report_id in report_ids:
-        connection.execute(update(reports).where(reports.c.report_id == report_id).values(job_id=batch.job_id))
+    connection.execute(update(reports).where(reports.c.report_id.in_(report_ids)).values(job_id=batch.job_id))

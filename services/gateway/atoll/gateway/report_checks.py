@@ -13,7 +13,7 @@ from atoll.gateway.receipts import Receipts, is_receipt
 from atoll.gateway.records import NewReport, SampleState
 from atoll.gateway.sample_packing import unpack_spans
 from atoll.gateway.sample_store import absent_receipt
-from atoll.gateway.tables import report_receipts, sample_claims, samples
+from atoll.gateway.tables import NO_JOB, report_receipts, sample_claims, samples
 from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
@@ -79,7 +79,7 @@ def reportable_versions(connection: Connection, receipts: Receipts, report: NewR
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """What decides whether a sample takes a report. The order is that of the query below."""
+    """What decides whether a sample takes a report. The names are those of the query below."""
 
     receipt: str
     scenario: str
@@ -89,6 +89,7 @@ class _Candidate:
     spans: str
     state: str | None
     job_id: str | None
+    reason: str | None
     report_id: str | None
 
 
@@ -104,11 +105,12 @@ def _samples_of(connection: Connection, receipts: Sequence[str]) -> Mapping[str,
         samples.c.spans,
         sample_claims.c.state,
         sample_claims.c.job_id,
+        sample_claims.c.reason,
         report_receipts.c.report_id,
     )
     formed = [receipt for receipt in receipts if is_receipt(receipt)]
     rows = connection.execute(query.select_from(joined).where(samples.c.receipt.in_(formed)))
-    return {row.receipt: _Candidate(*row) for row in rows}
+    return {row.receipt: _Candidate(**row._mapping) for row in rows}
 
 
 def _refuse_taken(row: _Candidate) -> None:
@@ -118,6 +120,8 @@ def _refuse_taken(row: _Candidate) -> None:
         standing = f"already has report {row.report_id}"
     elif row.state == SampleState.RESERVED:
         standing = f"is reserved for training job {row.job_id}"
+    elif row.job_id == NO_JOB:
+        standing = f"was settled: {row.reason}"
     else:
         standing = f"was {row.state} by training job {row.job_id}"
     raise Conflict(

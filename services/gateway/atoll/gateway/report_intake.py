@@ -14,6 +14,8 @@ from atoll.common.names import new_id
 from atoll.families.batching import ReportView
 from atoll.gateway.batching import form_batches
 from atoll.gateway.database import Database, lock_scenario, microseconds, moment_of
+from atoll.gateway.head import Head
+from atoll.gateway.pending_reports import PendingReports
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import NewReport, Report, ReportAnswer
 from atoll.gateway.report_checks import checked_report, reportable_versions
@@ -39,12 +41,16 @@ class ReportIntake:
         database: Database,
         receipts: Receipts,
         binding: Callable[[str], Awaitable[BoundScenario]],
+        head: Callable[[str], Head | None],
         on_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        """binding: the scenario and its family, by id. on_batch: called in the event loop after a batch is durable."""
+        """binding: the scenario and its family, by id. head: its newest version, as far as it is known. on_batch:
+        called in the event loop after a batch is durable."""
         self._database = database
         self._receipts = receipts
         self._binding = binding
+        self._head = head
+        self._pending = PendingReports()
         self._on_batch = on_batch
 
     async def create(self, report: NewReport) -> ReportAnswer:
@@ -110,7 +116,7 @@ class ReportIntake:
         )
         bound.family.batching.validate(_view(recorded, versions))
         _store_report(connection, recorded, versions)
-        batches = form_batches(connection, bound, now)
+        batches = form_batches(connection, bound, self._pending, self._head(report.scenario), now)
         job_id = next((b.job_id for b in batches if any(r.report_id == recorded.report_id for r in b.rows)), "")
         keep_answer(connection, key, FirstAnswer(recorded.report_id, job_id), now)
         return ReportAnswer(recorded, job_id), bool(batches)

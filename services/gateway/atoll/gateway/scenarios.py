@@ -19,6 +19,7 @@ from atoll.common.names import check_id
 from atoll.common.rpc_errors import from_rpc_error
 from atoll.common.structs import object_of
 from atoll.families.catalog import AnyFamily, make_family
+from atoll.gateway.head import Head
 
 log = structlog.get_logger(__name__)
 
@@ -37,15 +38,6 @@ class BoundScenario:
     """As the registry names it."""
     family: AnyFamily
     max_staleness: int
-
-
-@dataclass(frozen=True)
-class Head:
-    """The newest version of a scenario. Example: Head(number=3, weight_version="1:3", parent_weight_version="1:2")"""
-
-    number: int
-    weight_version: str
-    parent_weight_version: str | None
 
 
 class ScenarioDirectory:
@@ -125,27 +117,31 @@ class ScenarioDirectory:
 
     async def _follow(self, scenario: str) -> None:
         """Keeps the head of one scenario, whatever happens to the registry."""
-        revision = 0
         while True:
             try:
-                if revision == 0:
-                    revision = await self._read_head(scenario)
-                request = version_calls.WatchVersionsRequest(scenario=scenario, from_revision=revision)
-                watch = self._versions.WatchVersions(request)
-                while True:
-                    async with asyncio.timeout(SILENCE_SECONDS):
-                        answer = await watch.read()
-                    if not isinstance(answer, version_calls.WatchVersionsResponse):
-                        break
-                    if answer.HasField("version"):
-                        await self._take(answer.version)
-                    revision = max(revision, answer.revision)
-            except (grpc.RpcError, AtollError, TimeoutError) as error:
+                # Anew after every break: a revision may have been compacted meanwhile.
+                await self._watch(scenario, await self._read_head(scenario))
+            except (grpc.RpcError, TimeoutError) as error:
                 failure = from_rpc_error(error) if isinstance(error, grpc.RpcError) else error
-                log.warning("head not followed", scenario=scenario, error=str(failure))
-                # A compacted revision is answered by reading the head again.
-                revision = 0
+                log.warning("head not followed", scenario=scenario, error=str(failure) or type(failure).__name__)
+            except Exception as defect:
+                log.error("head not followed", scenario=scenario, exc_info=defect)
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _watch(self, scenario: str, revision: int) -> None:
+        """Takes every version past a revision until the registry ends the stream or is silent."""
+        request = version_calls.WatchVersionsRequest(scenario=scenario, from_revision=revision)
+        watch = self._versions.WatchVersions(request)
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    answer = await watch.read()
+                if not isinstance(answer, version_calls.WatchVersionsResponse):
+                    return
+                if answer.HasField("version"):
+                    await self._take(answer.version)
+        finally:
+            watch.cancel()
 
     async def _read_head(self, scenario: str) -> int:
         answer = await self._versions.GetVersion(
@@ -158,12 +154,25 @@ class ScenarioDirectory:
         known = self._heads.get(version.scenario)
         if known is not None and known.number >= version.number:
             return
-        parent: str | None = None
-        if version.HasField("parent"):
-            if known is not None and known.number == version.parent:
-                parent = known.weight_version
-            else:
-                request = version_calls.GetVersionRequest(scenario=version.scenario, number=version.parent)
-                parent = (await self._versions.GetVersion(request, timeout=CALL_SECONDS)).version.weight_version
-        self._heads[version.scenario] = Head(version.number, version.weight_version, parent)
+        parent = await self._parent_of(version)
+        self._heads[version.scenario] = Head(
+            number=version.number,
+            weight_version=version.weight_version,
+            parent_weight_version=None if parent is None else parent.weight_version,
+            same_weights_since=await self._same_weights_since(version, parent),
+        )
         log.info("head", scenario=version.scenario, weight_version=version.weight_version)
+
+    async def _same_weights_since(self, version: version_pb2.Version, parent: version_pb2.Version | None) -> int:
+        known = self._heads.get(version.scenario)
+        while parent is not None and parent.model_digest == version.model_digest:
+            if known is not None and known.number == parent.number:
+                return known.same_weights_since
+            version, parent = parent, await self._parent_of(parent)
+        return version.number
+
+    async def _parent_of(self, version: version_pb2.Version) -> version_pb2.Version | None:
+        if not version.HasField("parent"):
+            return None
+        request = version_calls.GetVersionRequest(scenario=version.scenario, number=version.parent)
+        return (await self._versions.GetVersion(request, timeout=CALL_SECONDS)).version

@@ -29,6 +29,9 @@ ID = String(63)
 # SQLite numbers rows by itself only for a column of exactly this type.
 POSITION = BigInteger().with_variant(Integer, "sqlite")
 
+NO_JOB = ""
+"""job_id of what was settled without a job. A report whose job_id is NULL is pending."""
+
 keys = Table(
     "keys",
     METADATA,
