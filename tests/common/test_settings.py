@@ -33,6 +33,14 @@ def test_a_missing_value_and_an_empty_token_are_refused(monkeypatch: pytest.Monk
     with pytest.raises(BadConfiguration, match="ATOLL_EXAMPLE_PORT: Field required"):
         load_settings(ExampleSettings)
     monkeypatch.setenv("ATOLL_EXAMPLE_PORT", "1")
-    monkeypatch.setenv("ATOLL_TOKEN", "")
-    with pytest.raises(BadConfiguration, match="ATOLL_TOKEN: is empty"):
+    for nothing in ("", " "):
+        monkeypatch.setenv("ATOLL_TOKEN", nothing)
+        with pytest.raises(BadConfiguration, match="ATOLL_TOKEN: is empty"):
+            load_settings(ExampleSettings)
+
+
+def test_a_list_that_is_not_json_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_EXAMPLE_PORT", "1")
+    monkeypatch.setenv("ATOLL_EXAMPLE_ENGINES", "http://a,http://b")
+    with pytest.raises(BadConfiguration, match=r"ATOLL_EXAMPLE_ENGINES: is not JSON.*Expecting value"):
         load_settings(ExampleSettings)

@@ -62,6 +62,8 @@ def _index(text: str) -> Callable[[Path], object]:
         (lambda root: (root / "config.json").write_text("[]"), "without model_type"),
         (lambda root: (root / "config.json").write_text("{}"), "without model_type"),
         (lambda root: (root / "tokenizer.json").unlink(), "has no tokenizer"),
+        (lambda root: (root / "tokenizer.json").write_text('{"model": '), r"has a tokenizer\.json that cannot be read"),
+        (lambda root: (root / "tokenizer.json").write_text("[]"), r"has a tokenizer\.json that is not a JSON object"),
         (lambda root: (root / "model.safetensors").unlink(), "has neither"),
         (lambda root: (root / "model.safetensors").write_bytes(b""), "not a complete safetensors file"),
         (lambda root: (root / "model.safetensors").write_text("version 1\noid 12\n"), "not a complete safetensors"),

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from atoll.common.errors import BadConfiguration
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 
 class ServiceSettings(BaseSettings):
@@ -50,7 +50,12 @@ def load_settings(kind: type[S]) -> S:
             name = path if path.isupper() else prefix + path.upper()
             problems.append(f"{name}: {item['msg']}")
         raise BadConfiguration("; ".join(problems)) from None
-    if settings.token_text == "":
+    except SettingsError as error:
+        # Only its words tell which value it could not read.
+        field = next((name for name in kind.model_fields if f'"{name}"' in str(error)), "")
+        problems.append(f"{prefix}{field.upper()}: is not JSON, as lists and objects must be: {error.__cause__}")
+        raise BadConfiguration("; ".join(problems)) from None
+    if settings.token_text is not None and not settings.token_text.strip():
         problems.append("ATOLL_TOKEN: is empty; give it a value or unset it")
     if problems:
         raise BadConfiguration("; ".join(problems))

@@ -11,10 +11,11 @@ from atoll.common.errors import Conflict
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
 _NAMES = (
     CONFIG,
     "generation_config.json",
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -29,7 +30,7 @@ _NAMES = (
     "chat_template.jinja",
 )
 _PATTERNS = ("*.tiktoken", "additional_chat_templates/*.jinja")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_TOKENIZERS = (TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
 
@@ -45,6 +46,7 @@ def model_files(source: Path) -> tuple[str, ...]:
     _check_config(source)
     if not any((source / name).is_file() for name in _TOKENIZERS):
         raise _unusable(source, f"has no tokenizer: expected one of {', '.join(_TOKENIZERS)}")
+    _check_tokenizer(source)
     shards = _shards(source)
     for shard in shards:
         _check_safetensors(source, shard)
@@ -75,6 +77,17 @@ def _check_config(source: Path) -> None:
         raise _unusable(source, f"has a {CONFIG} that cannot be read: {error}") from None
     if not isinstance(config, dict) or not ("model_type" in config or "architectures" in config):
         raise _unusable(source, f"has a {CONFIG} without model_type and architectures")
+
+
+def _check_tokenizer(source: Path) -> None:
+    """A download that stopped half-way would be found by the first chat only. A library reads more than its JSON."""
+    try:
+        if not isinstance(json.loads((source / TOKENIZER).read_bytes()), dict):
+            raise _unusable(source, f"has a {TOKENIZER} that is not a JSON object")
+    except FileNotFoundError:
+        return
+    except (ValueError, OSError) as error:
+        raise _unusable(source, f"has a {TOKENIZER} that cannot be read: {error}") from None
 
 
 def _shards(source: Path) -> tuple[str, ...]:
