@@ -22,7 +22,8 @@ from atoll.families.openclawrl.spec import (
     Subset,
 )
 from atoll.families.run_settings import RunSettings
-from atoll.families.steps import TrainRow
+from atoll.families.samples import RowContext
+from atoll.families.steps import TrainRow, build_train_steps
 from pydantic import JsonValue
 
 from tests.fakes.actor import TableActor, table_logits
@@ -42,9 +43,6 @@ def family_of(**options: JsonValue) -> AnyFamily:
 
 def taught(family: AnyFamily, hints: list[JsonValue], *, computes_loss: bool = True) -> tuple[TableActor, TrainRow]:
     """Init, some training of the actor, then the pre-train hook of one row."""
-    from atoll.families.samples import RowContext
-    from atoll.families.steps import build_train_steps
-
     item = reported("a", top_k=3, metadata={"hint_candidates": hints})
     batch = make_batch(family.shape_sample_row(item, RowContext((item,))))
     (step,) = build_train_steps(family, batch, family.prepare(batch, {}))
