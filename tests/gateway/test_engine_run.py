@@ -5,9 +5,12 @@ import time
 from pathlib import Path
 
 import pytest
+from atoll.gateway.engine_pool import EnginePool
+from atoll.gateway.head import Head
 
 from tests.fakes.fake_engine import FakeEngine
-from tests.gateway.http_gateway import HttpGateway, http_gateway
+from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
+from tests.gateway.store_world import eventually
 
 
 async def test_an_engine_that_comes_back_within_the_retries_answers_the_waiting_request(
@@ -76,6 +79,47 @@ async def test_requests_go_to_the_engine_that_serves_the_head(registry_address: 
             assert not behind.requests and len(current.requests) == 4
             await current.stop()
             assert (await web.chat()).body["atoll"]["weight_version"] == "1:7"
+
+
+async def test_an_engine_of_an_older_version_than_the_heads_parent_never_answers(
+    registry_address: str, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.gateway.engine_run.RETRY_SECONDS", 0.3)
+    async with http_gateway(registry_address, tmp_path, (engine.url,)) as web:
+        heads = {SCENARIO: Head(3, "1:3", "1:2", 3)}
+        monkeypatch.setattr(web.gateway.scenarios, "head", heads.get)
+        answer = await web.chat()
+        assert answer.status == 503 and not engine.requests
+        assert "no engine serves the head 1:3, they serve 1:0" in answer.error["message"]
+        engine.weight_version = "1:2"
+        assert (await web.chat()).body["atoll"]["weight_version"] == "1:2", "asked again at once, not two seconds later"
+
+
+async def test_an_engine_that_is_silent_keeps_no_news_of_the_others_back(
+    registry_address: str, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.gateway.engine_pool.PROBE_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr("atoll.gateway.engine_pool.FIRST_ANSWER_SECONDS", 0.3)
+    silent = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with http_gateway(registry_address, tmp_path, (url, engine.url)) as web:
+        engine.weight_version = "1:1"
+        await eventually(lambda: web.engines.engines[1].weight_version == "1:1", seconds=2.0)
+        assert not web.engines.engines[0].healthy
+    silent.close()
+
+
+async def test_what_is_no_engine_is_told_and_asked_again(
+    registry_address: str, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.gateway.engine_pool.PROBE_INTERVAL_SECONDS", 0.05)
+    pool = EnginePool((engine.url,), 5.0)
+    monkeypatch.setattr(engine, "model_path", object())
+    await pool.start()
+    assert not pool.engines[0].healthy and pool.engines[0].problem
+    monkeypatch.undo()
+    await eventually(lambda: pool.engines[0].healthy)
+    await pool.stop()
 
 
 async def test_requests_are_spread_over_engines_of_one_version(registry_address: str, tmp_path: Path) -> None:

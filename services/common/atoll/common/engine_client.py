@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from atoll.common.engine_frames import (
@@ -144,20 +144,30 @@ class EngineClient:
 
     async def model_info(self) -> ModelInfo:
         """What the engine says it serves. Costs no token and answers while generation is paused: the liveness probe."""
-        answer = loads(await self._http.answer("GET", "/model_info", None, PROBE_SECONDS))
+        answer = await self._facts("/model_info")
         try:
             return ModelInfo(answer["model_path"], answer["weight_version"], tuple(answer["architectures"] or ()))
-        except KeyError as error:
-            raise EngineProtocolError(f"/model_info lacks {error}") from error
+        except (KeyError, TypeError) as error:
+            raise EngineProtocolError(f"/model_info lacks or garbles {error}") from error
 
     async def context_length(self) -> int | None:
         """Most tokens of prompt and reply together, None when the engine takes the model's own limit.
 
         SGLang keeps seven of them free: a longer prompt is refused.
         """
-        answer = loads(await self._http.answer("GET", "/server_info", None, PROBE_SECONDS))
-        length = answer.get("context_length")
+        length = (await self._facts("/server_info")).get("context_length")
         return length if isinstance(length, int) else None
+
+    async def _facts(self, path: str) -> dict[str, Any]:
+        """A JSON object that the engine tells about itself."""
+        body = await self._http.answer("GET", path, None, PROBE_SECONDS)
+        try:
+            answer = loads(body)
+        except ValueError as error:
+            raise EngineProtocolError(f"{path} is not JSON: is {self.base_url} an engine?") from error
+        if not isinstance(answer, dict):
+            raise EngineProtocolError(f"{path} holds a {type(answer).__name__}, expected an object")
+        return answer
 
     async def weight_version(self, *, timeout_s: float = PROBE_SECONDS) -> str:
         """The version of the weights that sample, found by sampling one token; /model_info may be ahead of them."""

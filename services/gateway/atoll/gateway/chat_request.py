@@ -8,6 +8,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.common.engine_types import SamplingParams
 from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
 from atoll.gateway.engine_pool import EnginePool
+from atoll.gateway.head import Head
 from atoll.gateway.openai_schema import ChatRequest
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import JsonObject
@@ -31,8 +32,7 @@ RENDER_IN_THREAD_BYTES = 32 << 10
 @dataclass(frozen=True)
 class Chat:
     """A checked request. Example: Chat("math", request, {"messages": [...]}, [5, 6], SamplingParams(64), 1024,
-    receipts=("4f0c...",), head="1:3", pinned=None,
-    strangers=frozenset(), created_at=now)"""
+    receipts=("4f0c...",), head=Head(3, "1:3", "1:2", 3), pinned=None, strangers=frozenset(), created_at=now)"""
 
     scenario: str
     request: ChatRequest
@@ -43,8 +43,8 @@ class Chat:
     vocabulary_size: int
     receipts: tuple[str, ...]
     """One per choice."""
-    head: str | None
-    """Weight version of the newest version, as last heard."""
+    head: Head | None
+    """The newest version, as last heard."""
     pinned: str | None
     """The only weight version that may answer."""
     strangers: frozenset[str]
@@ -82,7 +82,6 @@ class ChatPreparer:
         renderer = await self._renderers.get(scenario)
         limit = min(renderer.context_length, await self._engines.context_length() or renderer.context_length)
         prompt_ids = await _rendered(renderer, request, limit, len(raw))
-        head = self._scenarios.head(scenario)
         return Chat(
             scenario=scenario,
             request=request,
@@ -91,7 +90,7 @@ class ChatPreparer:
             params=_sampling(request, len(prompt_ids), limit, renderer.vocabulary_size),
             vocabulary_size=renderer.vocabulary_size,
             receipts=tuple(self._receipts.issue(scenario) for _ in range(request.n)),
-            head=None if head is None else head.weight_version,
+            head=self._scenarios.head(scenario),
             pinned=pinned,
             strangers=await self._strangers.among(self._engines.engines, scenario),
             created_at=datetime.now(UTC),

@@ -8,12 +8,15 @@ import structlog
 from atoll.common.engine_client import EngineClient
 from atoll.common.engine_types import EngineUnavailable
 from atoll.common.errors import AtollError
+from atoll.gateway.head import Head, serves_now
 
 log = structlog.get_logger(__name__)
 
 PROBE_INTERVAL_SECONDS = 2.0
+PROBE_SECONDS = 5.0
+"""How long an engine may take to say what it serves; one that is silent keeps nobody else waiting."""
 FIRST_ANSWER_SECONDS = 2.0
-"""How long a start waits for engines; one that is silent must not keep the others waiting."""
+"""How long a start waits for engines."""
 
 
 @dataclass
@@ -41,20 +44,20 @@ class EnginePool:
         self.engines = tuple(Engine(url.rstrip("/")) for url in urls)
         self._reply_timeout_s = reply_timeout_s
         self._clients: dict[tuple[str, int], EngineClient] = {}
-        self._probing: asyncio.Task[None] | None = None
-        self._asked_once = asyncio.Event()
+        self._following: list[asyncio.Task[None]] = []
+        self._look = asyncio.Event()
 
     async def start(self) -> None:
         """Asks every engine what it serves, again and again; returns once all have answered, or soon without them."""
-        self._probing = asyncio.create_task(self._probe_for_ever())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._asked_once.wait(), FIRST_ANSWER_SECONDS)
+            async with asyncio.timeout(FIRST_ANSWER_SECONDS):
+                await self.probe()
+        self._following = [asyncio.create_task(self._follow(engine)) for engine in self.engines]
 
     async def stop(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._probing
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
         for client in self._clients.values():
             await client.close()
 
@@ -65,25 +68,35 @@ class EnginePool:
             self._clients[key] = EngineClient(engine.url, vocabulary_size, idle_timeout_s=self._reply_timeout_s)
         return self._clients[key]
 
-    def choose(self, head: str | None, pinned: str | None, strangers: frozenset[str]) -> Engine:
+    def choose(self, head: Head | None, pinned: str | None, strangers: frozenset[str]) -> Engine:
         """The engine for the next request: one that answers, serves the head, and has the least to do, in this order.
 
-        head: weight version of the scenario's newest version, None when unknown. pinned: only an engine that serves
-        this weight version. strangers: URLs of engines of other scenarios. Raises EngineUnavailable when none is left.
+        head: the scenario's newest version, None when unknown: then any engine will do. pinned: only an engine that
+        serves this weight version. strangers: URLs of engines of other scenarios. Raises EngineUnavailable when none is
+        left; the engines are asked again at once then, because what is known of them may be old.
         """
-        known = [engine for engine in self.engines if engine.url not in strangers]
-        candidates = [engine for engine in known if pinned is None or engine.weight_version == pinned]
         if not self.engines:
             raise EngineUnavailable("no serving engine is configured")
+        known = [engine for engine in self.engines if engine.url not in strangers]
         if not known:
             raise EngineUnavailable("every serving engine serves another scenario")
+        if pinned is not None:
+            candidates, wanted = [engine for engine in known if engine.weight_version == pinned], pinned
+        elif head is not None:
+            # One that has not answered yet is tried when there is no other.
+            candidates = [e for e in known if e.weight_version is None or serves_now(e.weight_version, head)]
+            wanted = f"the head {head.weight_version}"
+        else:
+            candidates, wanted = known, ""
         if not candidates:
-            raise EngineUnavailable(f"no engine serves {pinned} any more")
+            self._look_again()
+            served = sorted({str(engine.weight_version) for engine in known})
+            raise EngineUnavailable(f"no engine serves {wanted}, they serve {', '.join(served)}")
         return min(
             candidates,
             key=lambda engine: (
                 not engine.healthy,
-                head is not None and engine.weight_version != head,
+                head is not None and engine.weight_version != head.weight_version,
                 engine.in_flight,
             ),
         )
@@ -99,19 +112,29 @@ class EnginePool:
         """Asks every engine what it serves, all at once."""
         await asyncio.gather(*(self._probe(engine) for engine in self.engines))
 
-    async def _probe_for_ever(self) -> None:
+    def _look_again(self) -> None:
+        self._look.set()
+        self._look = asyncio.Event()
+
+    async def _follow(self, engine: Engine) -> None:
         while True:
-            await self.probe()
-            self._asked_once.set()
-            await asyncio.sleep(PROBE_INTERVAL_SECONDS)
+            look = self._look
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_INTERVAL_SECONDS):
+                    await look.wait()
+            await self._probe(engine)
 
     async def _probe(self, engine: Engine) -> None:
         # A probe sends no token ids, so any vocabulary will do.
         client = self.client(engine, 1)
         try:
-            info = await client.model_info()
-            if not engine.healthy:
-                engine.context_length = await client.context_length()
+            async with asyncio.timeout(PROBE_SECONDS):
+                info = await client.model_info()
+                if not engine.healthy:
+                    engine.context_length = await client.context_length()
+        except TimeoutError:
+            self.failed(engine, EngineUnavailable(f"{engine.url} says nothing within {PROBE_SECONDS:g} s"))
+            return
         except AtollError as error:
             self.failed(engine, error)
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from atoll.common.engine_client import EngineClient
 from atoll.common.engine_types import EngineUnavailable, GenerationChunk, SamplingParams
 from atoll.gateway.engine_pool import Engine, EnginePool
+from atoll.gateway.head import Head
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 RETRY_SECONDS = 8.0
@@ -18,15 +19,15 @@ RETRY_SECONDS = 8.0
 class Ask:
     """What one choice asks of an engine.
 
-    Example: Ask(prompt_ids=[5, 6], params=SamplingParams(64), vocabulary_size=1024, head="1:3", pinned=None,
+    Example: Ask(prompt_ids=[5, 6], params=SamplingParams(64), vocabulary_size=1024, head=None, pinned=None,
     strangers=frozenset(), streamed=True, deadline=loop.time() + 600)
     """
 
     prompt_ids: list[int]
     params: SamplingParams
     vocabulary_size: int
-    head: str | None
-    """Weight version to prefer."""
+    head: Head | None
+    """The newest version, None when it is not known."""
     pinned: str | None
     """The only weight version allowed."""
     strangers: frozenset[str]
