@@ -93,6 +93,10 @@ def test_declarations_that_contradict_each_other_are_refused() -> None:
     class Computed(GrpoFamily):
         advantages: ClassVar[AdvantageSource] = AdvantageSource.COMPUTED
 
+    class Forbidden(GrpoFamily):
+        advantages: ClassVar[AdvantageSource] = AdvantageSource.FORBIDDEN
+        required_objective_hooks: ClassVar[frozenset[HookChannel]] = frozenset({HookChannel.ADVANTAGE})
+
     class Primitive(GrpoFamily):
         loss_type: ClassVar[LossType] = LossType.CUSTOM_LOSS
         uses_pg_loss_primitive: ClassVar[bool] = True
@@ -108,6 +112,7 @@ def test_declarations_that_contradict_each_other_are_refused() -> None:
         (Custom, "loss_type custom_loss and the required hook custom_loss_function"),
         (Undeclared, "uses_pg_loss_primitive and the required hook custom_pg_loss_function"),
         (Computed, "advantages computed and the required hook custom_advantage_function"),
+        (Forbidden, "advantages forbidden and the hook custom_advantage_function exclude each other"),
         (Primitive, "needs loss_type policy_loss"),
         (Twice, "columns are declared twice"),
         (Mask, "critic_value_mask_key action_mask is not one of its columns"),

@@ -10,7 +10,7 @@ import pytest
 from atoll.common.errors import InvalidInput
 from atoll.families.aggregation import Aggregation
 from atoll.families.driver import JobContext
-from atoll.families.family import LossFamily, LossType
+from atoll.families.family import HookChannel, LossFamily, LossType
 from atoll.families.grpo import GrpoFamily, GrpoOptions
 from atoll.families.policy_spec import PolicyGradientWeight, WeightForm
 from atoll.families.rows import ColumnDtype, ColumnOrigin, ColumnSpec, VersionSpan
@@ -94,6 +94,21 @@ def test_the_default_orchestration_is_the_actor_alone() -> None:
     workers = Recording()
     assert GrpoFamily(GrpoOptions()).train(workers, [TrainStep(()), TrainStep(())]) == [{"loss": 0.5}] * 2
     assert workers.calls == [("actor", 2)]
+
+
+class Adjusted(GrpoFamily):
+    required_objective_hooks: ClassVar[frozenset[HookChannel]] = frozenset({HookChannel.ADVANTAGE})
+
+
+def test_advantages_that_a_hook_changes_are_computed_before_the_actor_trains() -> None:
+    class Computing(Recording):
+        def compute_advantages(self, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+            self.calls.append(("advantages", len(steps)))
+            return tuple(steps[:1])
+
+    workers = Computing()
+    assert Adjusted(GrpoOptions()).train(workers, [TrainStep(()), TrainStep(())]) == [{"loss": 0.5}]
+    assert workers.calls == [("advantages", 2), ("actor", 1)]
 
 
 def test_weights_of_the_sampled_token_name_their_form() -> None:

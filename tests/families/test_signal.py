@@ -30,3 +30,15 @@ def test_a_rollout_split_over_two_steps_is_refused() -> None:
     StepScheduling(((0, 1),)).validate(rows)
     with pytest.raises(InvalidInput, match="rollout r is split over optimizer steps 0 and 1"):
         StepScheduling(((0,), (1,))).validate(rows)
+
+
+def test_groups_may_be_dropped_and_their_rows_are_accounted_for() -> None:
+    cut = StepScheduling.by_groups(ROWS, 1, without={"g"})
+    assert cut == StepScheduling(((1,), (3,)), dropped=(0, 2))
+    cut.validate(ROWS)
+
+
+@pytest.mark.parametrize("dropped", [(0,), (0, 2, 2), (0, 2, 1)])
+def test_a_row_is_trained_or_dropped_and_never_both(dropped: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput, match=r"each of the 4 rows once, got .* and \(0.* dropped"):
+        StepScheduling(((1,), (3,)), dropped).validate(ROWS)

@@ -2,7 +2,8 @@
 
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from atoll.families.family import AdvantageSource
 from atoll.families.grpo import GrpoFamily, GrpoOptions
 from atoll.families.rows import Batch, Column, ColumnDtype, ColumnOrigin, ColumnSpec, Float32, Row, UInt8
 from atoll.families.signal import StepSignal
-from atoll.families.steps import build_train_steps
+from atoll.families.steps import TrainStep, build_train_steps, check_computed
 
 from tests.families.rows import make_batch, make_row
 
@@ -127,3 +128,19 @@ def test_a_signal_that_does_not_fit_is_refused(family: type[GrpoFamily], given: 
 def test_an_advantage_under_the_mask_may_be_anything() -> None:
     advantages = [zeros(3), np.asarray([0, np.nan, 0], dtype=np.float32), zeros(2), zeros(2)]
     assert build_train_steps(GrpoFamily(OPTIONS), BATCH, signal(*advantages))
+
+
+def computed(**changes: Any) -> TrainStep:
+    """A step whose first row has other `advantages`, `values` or `returns`."""
+    step = build_train_steps(GrpoFamily(OPTIONS), BATCH, signal(zeros(3), zeros(3), zeros(2), zeros(2)))[0]
+    return TrainStep((replace(step.rows[0], **changes), *step.rows[1:]))
+
+
+def test_what_workers_computed_must_be_there_and_finite_on_trained_tokens() -> None:
+    check_computed([computed(values=zeros(3)), computed(values=None)])
+    bad = np.full(3, np.nan, dtype=np.float32)
+    for name in ("advantages", "values", "returns"):
+        with pytest.raises(InvalidInput, match=f"{name} must be finite on every trained token"):
+            check_computed([computed(**{name: bad})])
+    with pytest.raises(InvalidInput, match="no advantages were computed"):
+        check_computed([computed(advantages=None)])

@@ -94,3 +94,17 @@ def test_placeholders_under_the_mask_are_carried_as_they_are() -> None:
     row = replace(ROWS[0].row, rollout_log_probs=np.asarray([-1, math.nan, -1, -1], dtype=np.float32))
     batch = build_loss_batch([replace(ROWS[0], row=row)], shard=SHARD)
     assert batch.rollout_log_probs.isnan().tolist() == [False, True, False, False]
+
+
+def test_values_and_returns_are_cut_like_advantages_and_absent_where_a_row_has_none() -> None:
+    rows = [
+        replace(item, values=np.arange(n, dtype=np.float32), returns=np.arange(n, dtype=np.float32) + 10)
+        for item, n in zip(ROWS, (4, 1), strict=True)
+    ]
+    batch = build_loss_batch(rows, shard=SHARD, positions=[np.asarray([1, 3]), np.asarray([0])])
+    assert batch.old_values is not None
+    assert batch.returns is not None
+    assert batch.old_values.tolist() == [1, 3, 0]
+    assert batch.returns.tolist() == [11, 13, 10]
+    mixed = build_loss_batch([rows[0], ROWS[1]], shard=SHARD)
+    assert (mixed.old_values, mixed.returns) == (None, None)

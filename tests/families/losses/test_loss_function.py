@@ -12,11 +12,12 @@ import torch
 from atoll.families.aggregation import AggregationMode
 from atoll.families.catalog import AnyFamily, make_family
 from atoll.families.family import HookChannel
+from atoll.families.losses.actor import RolloutData
 from atoll.families.losses.batch import LossBatch, build_loss_batch
 from atoll.families.losses.loss_function import LossFunction
 from atoll.families.losses.vocab import VocabShard
 from atoll.families.run_settings import RunSettings
-from atoll.families.steps import TrainStep, build_train_steps
+from atoll.families.steps import TrainRow, TrainStep, build_train_steps
 from torch import Tensor
 
 from tests.families.external import SPEC, external_package
@@ -225,3 +226,31 @@ def test_a_custom_loss_sees_batch_and_logits_and_reduces_with_the_step_weights(t
     assert result.metrics["nll"].item() == pytest.approx(expected, rel=1e-6)
     assert result.metrics["loss"].item() == result.loss.item()
     assert result.bad_rows.tolist() == [False]
+
+
+def advantages_of(given: list[Tensor] | None) -> list[TrainRow]:
+    """What sao's rows become when its hook fills `given`."""
+    family = make_family("sao", {"eps_clip_high": 1.0})
+    (step,) = build_train_steps(make_family("grpo", {}), BATCH, make_family("grpo", {}).prepare(BATCH, {}))
+    function = LossFunction(family, RUN)
+
+    def fill(_args: object, data: RolloutData) -> None:
+        data.advantages = given
+
+    function.hooks = replace(function.hooks, advantage=fill)
+    return function.advantages(RolloutData(step.rows))
+
+
+def test_a_hook_that_leaves_rows_unfilled_is_an_error() -> None:
+    good = [torch.full((length,), 0.5) for length in LENGTHS]
+    filled = advantages_of(good)
+    assert [item.advantages.tolist() for item in filled if item.advantages is not None] == [[0.5] * n for n in LENGTHS]
+    assert filled[0].values is None
+    with pytest.raises(ValueError, match="must fill advantages of 5 rows, got none"):
+        advantages_of(None)
+    with pytest.raises(ValueError, match="must fill advantages of 5 rows, got those of 4"):
+        advantages_of(good[:4])
+    with pytest.raises(ValueError, match=r"sample d: advantages must be \[4\], got \(3,\)"):
+        advantages_of([*good[:4], torch.zeros(3)])
+    with pytest.raises(ValueError, match="grpo has no custom_advantage_function"):
+        LossFunction(make_family("grpo", {}), RUN).advantages(RolloutData([]))

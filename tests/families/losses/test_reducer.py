@@ -46,3 +46,17 @@ def test_a_trained_token_that_is_not_finite_marks_its_row(bad: float) -> None:
         reduce = reducer()
         call(reduce, torch.tensor([1.0, 2.0, 3.0, 4.0, bad]))
         assert reduce.bad_rows.tolist() == [False, True]
+
+
+def test_a_token_sum_ignores_mask_and_weights_and_marks_what_it_takes() -> None:
+    where = torch.tensor([True, True, False, False, True])
+    reduce = reducer()
+    values = torch.tensor([1.0, 2.0, math.nan, 4.0, 5.0], requires_grad=True)
+    total = reduce.token_sum(values, where)
+    torch.autograd.backward(total)
+    assert total.item() == 8.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [1, 1, 0, 0, 1]
+    assert reduce.bad_rows.tolist() == [False, False]
+    reduce.token_sum(VALUES, where)
+    assert reduce.bad_rows.tolist() == [True, False]
