@@ -51,6 +51,17 @@ async def test_revisions_grow_over_a_restart() -> None:
     assert (await JobQueue().submit(body("a"))).revision > first.revision
 
 
+async def test_a_caller_that_goes_away_while_it_submits_leaves_a_job_that_runs() -> None:
+    queue = JobQueue()
+    async with queue._changed:  # whoever is told of changes holds it
+        submitting = asyncio.create_task(queue.submit(body("job-1")))
+        await asyncio.sleep(0)
+        submitting.cancel()
+        await asyncio.gather(submitting, return_exceptions=True)
+    async with asyncio.timeout(1.0):
+        assert (await queue.next_job()).body == body("job-1")
+
+
 async def test_a_cancelled_job_is_skipped_and_cannot_be_moved() -> None:
     queue = JobQueue()
     await queue.submit(body("a"))

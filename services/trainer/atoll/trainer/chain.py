@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -91,7 +91,7 @@ class Chain:
         self._scenarios = scenario_service_pb2_grpc.ScenarioServiceStub(channel)
         self._versions = version_service_pb2_grpc.VersionServiceStub(channel)
         self._artifacts = artifact_service_pb2_grpc.ArtifactServiceStub(channel)
-        # Versions and artifact locations never change once they exist.
+        # Versions and artifact locations never change once they exist. Kept without what grows with the samples.
         self._by_number: dict[int, ChainVersion] = {}
         self._locations: dict[str, Path] = {}
 
@@ -107,7 +107,7 @@ class Chain:
         return await self._get(version_service_pb2.GetVersionRequest(scenario=self.scenario))
 
     async def version(self, number: int) -> ChainVersion:
-        """A version by its number. Raises NotFound (VERSION_NOT_FOUND)."""
+        """A version by its number, perhaps without its sample ids and metrics. Raises NotFound (VERSION_NOT_FOUND)."""
         known = self._by_number.get(number)
         return known or await self._get(version_service_pb2.GetVersionRequest(scenario=self.scenario, number=number))
 
@@ -158,5 +158,5 @@ class Chain:
 
     def _remember(self, message: version_pb2.Version) -> ChainVersion:
         version = ChainVersion.from_message(message)
-        self._by_number[version.number] = version
+        self._by_number[version.number] = replace(version, consumed_sample_ids=(), metrics={})
         return version

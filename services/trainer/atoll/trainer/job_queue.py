@@ -111,9 +111,9 @@ class JobQueue:
 
     async def submit(self, body: JobBody) -> JobRecord:
         """Queues a new job."""
-        record = await self._put(self._fresh(body, job_pb2.JOB_STATE_SUBMITTED))
+        # Before anything is awaited: a caller that goes away then must not leave a job that nobody runs.
         self._waiting.put_nowait(body.job_id)
-        return record
+        return await self._put(self._fresh(body, job_pb2.JOB_STATE_SUBMITTED))
 
     async def remember_committed(self, body: JobBody, version: int, metrics: Mapping[str, float]) -> JobRecord:
         """Takes in a job that an earlier process committed."""
