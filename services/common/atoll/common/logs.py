@@ -8,8 +8,16 @@ import structlog
 
 def configure_logging(service: str, level: str = "info") -> None:
     """Call once at start. Every line carries the service, the level, a UTC time and what was bound."""
+
+    def add_service(
+        _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        # Not a context variable: threads of executors and libraries do not have this one's context.
+        return {"service": service, **event}
+
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_service,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
@@ -33,4 +41,3 @@ def configure_logging(service: str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    structlog.contextvars.bind_contextvars(service=service)
