@@ -64,6 +64,18 @@ async def test_a_defect_is_hidden_behind_an_incident(server: GrpcServer) -> None
     assert "incident" in (failure.value.details() or "")
 
 
+@pytest.mark.parametrize("method", [f"/{SERVICE}/GetScenario", "/atoll.api.registry.v1.VersionService/WatchVersions"])
+async def test_bytes_that_are_no_message_are_the_callers_fault(server: GrpcServer, method: str) -> None:
+    async with open_channel(f"127.0.0.1:{server.port}", "s3cret") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            if "Watch" in method:
+                await channel.unary_stream(method, request_serializer=bytes)(b"\xff").read()
+            else:
+                await channel.unary_unary(method, request_serializer=bytes)(b"\xff")
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be read" in (failure.value.details() or "")
+
+
 async def test_a_stream_can_end_with_a_refusal(server: GrpcServer) -> None:
     async with open_channel(f"127.0.0.1:{server.port}", "s3cret") as channel:
         stub = version_service_pb2_grpc.VersionServiceStub(channel)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -14,10 +15,11 @@ import structlog
 from atoll.common import rpc_errors
 from atoll.common.auth import check_token, refuse_open_listener
 from atoll.common.channels import MAX_MESSAGE_BYTES
-from atoll.common.errors import AtollError, BadConfiguration, InternalError
+from atoll.common.errors import AtollError, BadConfiguration, InternalError, InvalidInput
 from atoll.common.logs import configure_logging
 from atoll.common.names import new_id
 from atoll.common.settings import S, load_settings
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -69,7 +71,33 @@ def _like(handler: Handler, behavior: Callable[..., Any]) -> Handler:
         make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
-    return make(behavior, handler.request_deserializer, handler.response_serializer)
+    read = handler.request_deserializer
+    # A stream's messages are read while the behavior runs, which is for the library to end.
+    readable = read if read is None or handler.request_streaming else _marking_unreadable(read)
+    return make(behavior, readable, handler.response_serializer)
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """Takes the place of a request whose bytes are not its message."""
+
+    reason: str
+
+
+def _marking_unreadable(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    # An exception in here would reach the client as UNKNOWN with the exception's name, and the log as a defect.
+    def marked(data: bytes) -> object:
+        try:
+            return read(data)
+        except DecodeError as error:
+            return _Unreadable(str(error))
+
+    return marked
+
+
+def _refuse_unreadable(request: object) -> None:
+    if isinstance(request, _Unreadable):
+        raise InvalidInput(f"the request cannot be read: {request.reason}; is it made from the same .proto files?")
 
 
 def _refusal(handler: Handler, error: AtollError) -> Handler:
@@ -93,6 +121,7 @@ def _translated(handler: Handler, method: str) -> Handler:
 
     async def stream(request: object, context: Context) -> AsyncIterator[object]:
         try:
+            _refuse_unreadable(request)
             async with aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     yield response
@@ -103,6 +132,7 @@ def _translated(handler: Handler, method: str) -> Handler:
 
     async def single(request: object, context: Context) -> object:
         try:
+            _refuse_unreadable(request)
             return await inner(request, context)
         except grpc.aio.AbortError:
             raise

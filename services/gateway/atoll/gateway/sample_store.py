@@ -89,7 +89,7 @@ class SampleStore:
                 scenario = connection.scalar(select(batches.c.scenario).where(batches.c.job_id == job_id))
                 if scenario is None:
                     raise NotFound(
-                        f"no batch of this gateway has job_id {job_id!r}",
+                        f"no batch of this gateway has job_id {job_id[:80]!r}",
                         reason=errors_pb2.REASON_JOB_NOT_FOUND,
                         field="job_id",
                     )
