@@ -46,7 +46,8 @@ def sglang_arguments(
             "--mem-fraction-static": 0.8,
             "--max-running-requests": settings.max_running_requests,
         }
-        switches += ["--disable-overlap-schedule", "--skip-server-warmup"]
+        # An idle scheduler would spin on one of the cores that the trainer beside it computes on.
+        switches += ["--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle"]
     for name, value in flags.items():
         arguments += [name, str(value)]
     return [*arguments, *switches, *shlex.split(settings.extra_args)]
