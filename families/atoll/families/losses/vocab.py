@@ -62,10 +62,24 @@ def token_statistics(
     same tokens. A token whose incoming gradient is 0 gets gradient 0, whatever its logits hold.
     Raises: ValueError for shapes that do not fit and ids outside [0, V).
     """
+    return _statistics(logits, ids, temperatures, shard, logit_rows, chunk_rows, with_entropy=True)
+
+
+def _statistics(
+    logits: Tensor,
+    ids: Tensor,
+    temperatures: Tensor,
+    shard: VocabShard,
+    logit_rows: Tensor | None,
+    chunk_rows: int | None = None,
+    *,
+    with_entropy: bool,
+) -> TokenStatistics:
+    """`token_statistics`, of which the entropy costs a third: without it, it is 0."""
     check_inputs(logits, ids, temperatures, shard, logit_rows)
     rows_of_chunk = chunk_rows or rows_of_a_chunk(logits)
     outputs: tuple[Tensor, Tensor, Tensor] = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
-        logits, ids, temperatures, logit_rows, shard, rows_of_chunk
+        logits, ids, temperatures, logit_rows, shard, rows_of_chunk, with_entropy
     )
     return TokenStatistics(*outputs)
 
@@ -73,14 +87,14 @@ def token_statistics(
 def log_sum_exp(logits: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None) -> Tensor:
     """log sum_v exp(z_v) [T], like `token_statistics`."""
     ids = torch.zeros(len(temperatures), dtype=torch.int64, device=logits.device)
-    return token_statistics(logits, ids, temperatures, shard, logit_rows=logit_rows).log_sum_exp
+    return _statistics(logits, ids, temperatures, shard, logit_rows, with_entropy=False).log_sum_exp
 
 
 def log_probs_at_ids(
     logits: Tensor, ids: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None
 ) -> Tensor:
     """log p(ids) [T], like `token_statistics`."""
-    return token_statistics(logits, ids, temperatures, shard, logit_rows=logit_rows).log_probs
+    return _statistics(logits, ids, temperatures, shard, logit_rows, with_entropy=False).log_probs
 
 
 def entropy(logits: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None) -> Tensor:
@@ -99,10 +113,11 @@ class _TokenStatistics(torch.autograd.Function):
         logit_rows: Tensor | None,
         shard: VocabShard,
         chunk_rows: int,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         columns = Columns.of(logits, shard)
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        lse, log_probs, entropies = torch.empty(3, len(ids), dtype=dtype, device=logits.device)
+        lse, log_probs, entropies = torch.zeros(3, len(ids), dtype=dtype, device=logits.device)
         for chunk in row_chunks(len(ids), chunk_rows):
             z = columns.scaled(logits, temperatures, logit_rows, chunk)
             top = z.amax(-1) if columns.count else torch.full_like(lse[chunk], -torch.inf)
@@ -111,12 +126,14 @@ class _TokenStatistics(torch.autograd.Function):
             local, owned = columns.local_ids(ids[chunk])
             target = z.gather(1, local[:, None])[:, 0].masked_fill(~owned, 0) if columns.count else top * 0
             weights = z.exp_()
-            sums = torch.stack([weights.sum(-1), torch.special.entr(weights).sum(-1), target])
+            spread = torch.special.entr(weights).sum(-1) if with_entropy else torch.zeros_like(target)
+            sums = torch.stack([weights.sum(-1), spread, target])
             all_reduce(sums, dist.ReduceOp.SUM, shard)
             log_total = sums[0].log()
             lse[chunk] = top + log_total
             log_probs[chunk] = sums[2] - log_total
-            entropies[chunk] = log_total + sums[1] / sums[0]
+            if with_entropy:
+                entropies[chunk] = log_total + sums[1] / sums[0]
         ctx.save_for_backward(logits, ids, temperatures, logit_rows, lse, entropies)  # type: ignore[arg-type]
         ctx.columns, ctx.chunk_rows = columns, chunk_rows  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
@@ -147,7 +164,7 @@ class _TokenStatistics(torch.autograd.Function):
             grad.scatter_add_(1, local[:, None], (of_log_probs[chunk] * owned)[:, None])
             idle = (of_lse[chunk] == 0) & (of_log_probs[chunk] == 0) & (of_entropy[chunk] == 0)
             columns.add_gradient(grad_logits, grad, idle, temperatures, logit_rows, chunk)
-        return grad_logits, None, None, None, None, None
+        return grad_logits, None, None, None, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
