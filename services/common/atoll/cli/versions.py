@@ -15,7 +15,8 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
 CALL_SECONDS = 10.0
-REWARD_METRIC = "reward_mean"
+REWARD_METRIC = "reward/mean"
+"""As the trainer calls it in every version that it commits."""
 
 
 async def read_versions(registry: str, scenario: str | None, token: str | None) -> list[Version]:
