@@ -58,7 +58,8 @@ class ServiceProcess:
         with contextlib.suppress(ProcessLookupError):
             self._keeper.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._keeper.wait(), self._stop_timeout + BACKSTOP_SECONDS)
+            async with asyncio.timeout(self._stop_timeout + BACKSTOP_SECONDS):
+                await self._keeper.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._keeper.pid, signal.SIGKILL)

@@ -35,7 +35,9 @@ async def wait_until_ready(check: Ready, environment: Mapping[str, str], timeout
             await asyncio.sleep(POLL_SECONDS)
 
     try:
-        await asyncio.wait_for(poll(), timeout)
+        # Not wait_for: Python 3.11's loses a cancellation that meets the end of what it waits for.
+        async with asyncio.timeout(timeout):
+            await poll()
     except TimeoutError:
         raise NotReady(f"not ready after {timeout:g} s; last seen: {seen}") from None
 

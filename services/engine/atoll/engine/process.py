@@ -65,7 +65,8 @@ class SglangProcess:
         # To the main process only: it tells its workers, in order.
         self._child.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._child.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._child.wait()
         except TimeoutError:
             log.warning("sglang did not stop in time, killing it", timeout_s=timeout_s)
         finally:
