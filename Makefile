@@ -19,7 +19,7 @@ lint: install  ## ruff, mypy, buf
 	.venv/bin/mypy families services tests
 	cd protos && ../.venv/bin/buf lint
 
-demo: install  ## serve, chat, give feedback, train, and show the new version (DEMO_MODEL=smollm2 for real English)
+demo: install  ## serve, chat, give feedback, train, and show the new version (DEMO_MODEL=tiny takes 3 minutes)
 	@DEMO_MODEL="$(DEMO_MODEL)" $(PYTHON_BIN) -m atoll.cli.demo
 
 test: install  ## every test but the slow ones

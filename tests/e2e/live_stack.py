@@ -69,7 +69,7 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float) -> None
 class LiveStack:
     """Everything of one deployment. It can be stopped, or hurt, and started again in the same run directory."""
 
-    def __init__(self, run_dir: Path, model: Path, stack: str = "tiny-cpu", **settings: object) -> None:
+    def __init__(self, run_dir: Path, model: Path, stack: str = "local-cpu", **settings: object) -> None:
         """stack: one that comes with Atoll. settings: overrides with "__" for the dots: vars__learning_rate=1e-3."""
         self.run_dir = run_dir
         self.model = model
@@ -100,6 +100,8 @@ class LiveStack:
             "vars.scenario": SCENARIO,
             "vars.options": f"{{groups_per_step: {GROUPS}, n_samples_per_prompt: {GROUP_SIZE}}}",
             "vars.learning_rate": "1.0e-3",
+            "vars.trainer_threads": "1",
+            "vars.context_length": "512",
             **{f"vars.ports.{name}": str(port) for name, port in self._ports.items()},
             **self._settings,
         }

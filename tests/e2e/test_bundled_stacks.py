@@ -1,4 +1,4 @@
-"""Every stack that comes with Atoll starts and answers. tiny-cpu is the one that all other tests here run on."""
+"""Every stack that comes with Atoll starts and answers."""
 
 from pathlib import Path
 
@@ -7,11 +7,9 @@ from atoll.cli.stack_file import BUNDLED
 
 from tests.e2e.live_stack import LiveStack
 
-OTHERS = sorted(path.stem for path in BUNDLED.glob("*.yaml") if path.stem != "tiny-cpu")
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", sorted(path.stem for path in BUNDLED.glob("*.yaml")))
 def test_a_bundled_stack_starts_and_answers(name: str, tmp_path: Path, tiny_models: Path) -> None:
     stack = LiveStack(tmp_path / "run", tiny_models / "student", name)
     stack.start()

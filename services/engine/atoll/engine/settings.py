@@ -21,7 +21,7 @@ class EngineSettings(ServiceSettings):
     """Serves either a model directory or the head of a scenario.
 
     Example: ATOLL_ENGINE_MODEL_PATH=/models/base ATOLL_ENGINE_PORT=30000 python -m atoll.engine
-    Example: ATOLL_ENGINE_REGISTRY=127.0.0.1:7001 ATOLL_ENGINE_SCENARIO=support python -m atoll.engine
+    Example: ATOLL_ENGINE_REGISTRY=127.0.0.1:7410 ATOLL_ENGINE_SCENARIO=support python -m atoll.engine
     """
 
     model_config = SettingsConfigDict(env_prefix="ATOLL_ENGINE_", frozen=True, extra="forbid")

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 
 ROOT = Path(".atoll/demo")
+STACK = "local-cpu"
 SCENARIO = "demo"
 PORT_NAMES = ("registry", "engine", "gateway", "gateway_grpc", "trainer")
 SEED_LIMIT = 1_000_000
@@ -122,9 +123,10 @@ def _load(profile: Profile, run_dir: Path, model: Path) -> tuple[Stack, str]:
         ("vars.model", str(model)),
         ("vars.scenario", SCENARIO),
         ("vars.options", f"{{groups_per_step: {groups}, n_samples_per_prompt: {size}}}"),
+        *((f"vars.{name}", value) for name, value in profile.stack_vars.items()),
         *((f"vars.ports.{name}", str(port)) for name, port in ports.items()),
     ]
-    return load_stack(find_stack(profile.stack), overrides), f"http://127.0.0.1:{ports['gateway']}"
+    return load_stack(find_stack(STACK), overrides), f"http://127.0.0.1:{ports['gateway']}"
 
 
 if __name__ == "__main__":

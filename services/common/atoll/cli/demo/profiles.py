@@ -1,6 +1,6 @@
 """What the demo can be run with: a model, what it is asked, and what its replies are rewarded for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 LETTER = "e"
@@ -33,7 +33,8 @@ class Profile:
 
     name: str
     title: str
-    stack: str
+    stack_vars: Mapping[str, str]
+    """What differs from the values of the bundled stack, which are those of smollm2."""
     questions: tuple[str, ...]
     samples_per_question: int
     temperature: float
@@ -54,7 +55,7 @@ class Profile:
 TINY = Profile(
     name="tiny",
     title="a random two-layer model (0.2 million parameters, it babbles)",
-    stack="tiny-cpu",
+    stack_vars={"learning_rate": "1.0e-2", "trainer_threads": "1", "context_length": "512"},
     questions=(
         "Tell me a story.",
         "What is the sea?",
@@ -78,7 +79,7 @@ TINY = Profile(
 SMOLLM2 = Profile(
     name="smollm2",
     title="SmolLM2-135M-Instruct",
-    stack="local-cpu",
+    stack_vars={},
     questions=("What is the capital of France?", "Why is the sky blue?"),
     samples_per_question=8,
     temperature=0.7,
