@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+import pytest
+
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.conftest import SCENARIOS
 from tests.gateway.http_gateway import SCENARIO, HttpGateway
@@ -42,6 +44,19 @@ async def test_status_shows_scenarios_engines_and_the_last_training_error(web: H
     [shown] = status["engines"]
     assert (shown["url"], shown["healthy"], shown["weight_version"]) == (engine.url, True, "1:0")
     assert shown["problem"] is None and shown["in_flight"] == 0
+    assert status["failed_scenarios"] == []
+
+
+async def test_status_says_which_scenario_cannot_be_used(web: HttpGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web.gateway.scenarios, "failed", lambda: {"broken": "no such option"})
+    status = (await web.get("/atoll/status")).body
+    assert status["failed_scenarios"] == [{"scenario": "broken", "problem": "no such option"}]
+
+
+async def test_a_report_that_names_no_scenario_goes_to_the_one_that_issued_the_receipt(web: HttpGateway) -> None:
+    receipt = (await web.chat()).headers["x-atoll-receipt"]
+    answer = await web.post(REPORT, {"receipt": receipt, "score": 1, "metadata": {"group": "a"}})
+    assert answer.status == 200 and answer.body["scenario"] == SCENARIO
 
 
 async def test_status_says_which_engine_does_not_answer(web: HttpGateway, engine: FakeEngine) -> None:
@@ -140,6 +155,4 @@ async def test_a_sample_that_is_not_exact_is_refused_by_a_family_that_needs_it(w
     receipt = (await web.chat(temperature=0)).headers["x-atoll-receipt"]
     body = {"receipt": receipt, "score": 1, "scenario": SCENARIO, "metadata": {"group": "a"}}
     answer = await web.post(REPORT, body)
-    assert answer.status in (200, 409)
-    if answer.status == 409:
-        assert answer.error["code"] == "sample_not_exact"
+    assert answer.status == 409 and answer.error["code"] == "sample_not_exact"

@@ -38,6 +38,9 @@ async def test_a_scenario_that_cannot_be_used_does_not_hide_the_others(tmp_path:
         assert sorted(failed) == ["broken", "strange"] and "no_such_option" in failed["broken"]
         with pytest.raises(AtollError, match="no_such_option"):
             await world.gateway.scenarios.get("broken")
+        world.registry.add("broken", "grpo", {})
+        await world.gateway.scenarios.get("broken")
+        assert sorted(world.gateway.scenarios.failed()) == ["strange"]
 
 
 async def test_the_head_is_followed_with_its_parent(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def _table(title: str, rows: list[Mapping[str, Json]]) -> Table:
 
 
 def _text(value: Json) -> str:
-    if value is None or value == "":
+    if value in (None, "", [], {}):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -3,8 +3,6 @@
 from dataclasses import asdict
 
 import orjson
-from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import NotFound
 from atoll.gateway.assembly import Gateway
 from atoll.gateway.chat import ChatAnswerer
 from atoll.gateway.chat_request import ChatPreparer
@@ -15,7 +13,7 @@ from atoll.gateway.openai_schema import ChatRequest
 from atoll.gateway.registry_reader import RegistryReader
 from atoll.gateway.renderers import Renderers
 from atoll.gateway.report_request import ReportRequest, read_report, report_reply
-from atoll.gateway.scenario_choice import HEADER
+from atoll.gateway.scenario_choice import HEADER, choose_scenario, known_scenario
 from atoll.gateway.settings import GatewaySettings
 from atoll.gateway.status import status_reply
 from fastapi import FastAPI, Request, Response
@@ -53,18 +51,13 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
 
     @app.get("/v1/models", summary="Lists the scenarios")
     async def models() -> Response:
-        known = await gateway.scenarios.list()
-        entries = [
-            {"id": scenario.scenario_id, "object": "model", "created": 0, "owned_by": "atoll"} for scenario in known
-        ]
+        entries = [_model(scenario.scenario_id) for scenario in await gateway.scenarios.list()]
         return _json({"object": "list", "data": entries})
 
     @app.get("/v1/models/{model}", summary="Tells whether a scenario exists")
     async def model(model: str) -> Response:
-        for scenario in await gateway.scenarios.list():
-            if scenario.scenario_id == model:
-                return _json({"id": model, "object": "model", "created": 0, "owned_by": "atoll"})
-        raise _no_scenario(model)
+        choice = choose_scenario(None, model, None)
+        return _json(_model(await known_scenario(choice, gateway.scenarios)))
 
     @app.post("/atoll/report", openapi_extra=_body_of(ReportRequest), summary="Records feedback about samples")
     async def report(request: Request) -> Response:
@@ -83,7 +76,7 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
 
     @app.get("/atoll/status", summary="Scenarios, queues, engines, and the last training error")
     async def status() -> Response:
-        return _json(await status_reply(gateway.training, engines))
+        return _json(await status_reply(gateway.training, gateway.scenarios, engines))
 
     @app.get("/atoll/scenarios/{scenario}/versions", summary="The version chain, newest first")
     async def versions(scenario: str, page_size: int = 0, page_token: str = "") -> Response:
@@ -99,10 +92,8 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
     return app
 
 
-def _no_scenario(name: str) -> NotFound:
-    return NotFound(
-        f"no scenario {name!r}; GET /v1/models lists them", reason=errors_pb2.REASON_SCENARIO_NOT_FOUND, field="model"
-    )
+def _model(scenario: str) -> dict[str, object]:
+    return {"id": scenario, "object": "model", "created": 0, "owned_by": "atoll"}
 
 
 def _json(content: object) -> Response:

@@ -15,7 +15,7 @@ from atoll.gateway.records import JsonObject
 from atoll.gateway.registry_reader import RegistryReader
 from atoll.gateway.renderer import Renderer
 from atoll.gateway.renderers import Renderers
-from atoll.gateway.scenario_choice import ScenarioChoice, choose_scenario
+from atoll.gateway.scenario_choice import ScenarioChoice, choose_scenario, known_scenario
 from atoll.gateway.scenarios import ScenarioDirectory
 from atoll.gateway.schema_errors import validated
 from atoll.gateway.strangers import Strangers
@@ -77,7 +77,7 @@ class ChatPreparer:
         body = parse_object(raw)
         request = validated(ChatRequest, without_unsupported(body))
         choice = choose_scenario(scenario_header, request.model, self._default_scenario)
-        scenario = await self._known(choice)
+        scenario = await known_scenario(choice, self._scenarios)
         pinned = None if choice.number is None else await self._served(choice)
         renderer = await self._renderers.get(scenario)
         limit = min(renderer.context_length, await self._engines.context_length() or renderer.context_length)
@@ -95,14 +95,6 @@ class ChatPreparer:
             strangers=await self._strangers.among(self._engines.engines, scenario),
             created_at=datetime.now(UTC),
         )
-
-    async def _known(self, choice: ScenarioChoice) -> str:
-        try:
-            return (await self._scenarios.get(choice.scenario)).scenario_id
-        except NotFound as error:
-            raise NotFound(
-                f"no scenario {choice.scenario!r}; GET /v1/models lists them", reason=error.reason, field=choice.field
-            ) from None
 
     async def _served(self, choice: ScenarioChoice) -> str:
         """The weight version of the version that the request insists on, when an engine serves it right now."""

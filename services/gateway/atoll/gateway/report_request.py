@@ -72,11 +72,14 @@ async def _scenario_of(
         except (NotFound, InvalidInput) as error:
             raise NotFound(error.message, reason=errors_pb2.REASON_SCENARIO_NOT_FOUND, field=field) from None
     first = body.all_receipts[0]
-    if default is not None and receipts.was_issued(default, first):
-        return default
-    for scenario in await scenarios.list():
-        if receipts.was_issued(scenario.scenario_id, first):
-            return scenario.scenario_id
+    # Mostly one that a chat has asked for since this gateway started; only then is the registry worth a call.
+    likely: list[str] = [*([default] if default is not None else []), *scenarios.known()]
+    for scenario in likely:
+        if receipts.was_issued(scenario, first):
+            return scenario
+    for bound in await scenarios.list():
+        if receipts.was_issued(bound.scenario_id, first):
+            return bound.scenario_id
     raise NotFound(
         f"no scenario issued the receipt {first!r}",
         reason=errors_pb2.REASON_RECEIPT_NOT_FOUND,

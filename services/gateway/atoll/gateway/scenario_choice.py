@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import InvalidInput, NotFound
 from atoll.common.names import check_id
+from atoll.gateway.scenarios import ScenarioDirectory
 
 HEADER = "x-atoll-scenario"
 
@@ -55,3 +56,13 @@ def choose_scenario(header: str | None, model: str | None, default: str | None) 
             field="model",
         )
     return ScenarioChoice(scenario, int(number) if at else None, field)
+
+
+async def known_scenario(choice: ScenarioChoice, directory: ScenarioDirectory) -> str:
+    """The id of a scenario that is there. Raises NotFound naming what chose it, Unavailable, and what `get` raises."""
+    try:
+        return (await directory.get(choice.scenario)).scenario_id
+    except NotFound as error:
+        raise NotFound(
+            f"no scenario {choice.scenario!r}; GET /v1/models lists them", reason=error.reason, field=choice.field
+        ) from None

@@ -1,6 +1,7 @@
 """What the registry says about scenarios, kept in memory: bindings once, heads as they change."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,10 +79,9 @@ class ScenarioDirectory:
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
             for scenario in answer.scenarios:
-                try:
+                # The others can be used; why this one cannot is remembered.
+                with contextlib.suppress(AtollError):
                     found.append(self._bind(scenario))
-                except AtollError as error:
-                    self._failed[scenario.scenario_id] = error.message
             token = answer.next_page_token
             if not token:
                 return found
@@ -109,7 +109,12 @@ class ScenarioDirectory:
         known = self._bound.get(scenario.scenario_id)
         if known is not None:
             return known
-        family = make_family(scenario.family, object_of(scenario.options, "options"))
+        try:
+            family = make_family(scenario.family, object_of(scenario.options, "options"))
+        except AtollError as error:
+            self._failed[scenario.scenario_id] = error.message
+            raise
+        self._failed.pop(scenario.scenario_id, None)
         bound = BoundScenario(scenario.scenario_id, scenario.family, family, scenario.max_staleness)
         self._bound[bound.scenario_id] = bound
         self._watches[bound.scenario_id] = asyncio.create_task(self._follow(bound.scenario_id))
