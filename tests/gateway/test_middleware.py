@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.conftest import TOKEN
@@ -57,6 +58,18 @@ async def test_the_limit_is_8_mib(web: HttpGateway) -> None:
     assert just_below.status == 400 and just_below.error["code"] == "sequence_too_long"
     assert (await web.post(CHAT, body_of(8 << 20))).status == 413
     assert (await web.post("/atoll/report", body_of(8 << 20))).status == 413
+
+
+@pytest.mark.parametrize("path", [CHAT, "/atoll/report"])
+async def test_a_client_that_leaves_in_mid_body_is_no_defect(web: HttpGateway, path: str) -> None:
+    host, _, port = web.url.removeprefix("http://").partition(":")
+    with capture_logs() as logs:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode())
+        await asyncio.sleep(0.1)
+        writer.close()
+        await asyncio.sleep(0.2)
+    assert logs == [] and await web.samples() == []
 
 
 async def test_a_client_that_asks_first_is_refused_before_it_sends_anything(web: HttpGateway) -> None:

@@ -13,7 +13,7 @@ from atoll.gateway.chat_request import ChatPreparer
 from atoll.gateway.chat_run import ChatRun
 from atoll.gateway.client_gone import ClientGone, unless_gone
 from atoll.gateway.engine_pool import EnginePool
-from atoll.gateway.http_errors import hidden_defect
+from atoll.gateway.http_errors import CLIENT_CLOSED_REQUEST, hidden_defect
 from atoll.gateway.openai_reply import StreamFrames, error_frame, receipt_header, whole_reply
 from atoll.gateway.sample_writer import SampleWriter
 from atoll.gateway.scenario_choice import HEADER
@@ -21,9 +21,6 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 log = structlog.get_logger(__name__)
-
-CLIENT_CLOSED_REQUEST = 499
-"""What the access log shows of a request whose client left; nobody receives it."""
 
 
 class ChatAnswerer:

@@ -10,6 +10,7 @@ from atoll.common.names import new_id
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 log = structlog.get_logger(__name__)
 
@@ -20,6 +21,9 @@ _TYPES = {
     429: "rate_limit_error",
 }
 """By HTTP status; other 4xx are "invalid_request_error", 5xx "server_error"."""
+
+CLIENT_CLOSED_REQUEST = 499
+"""The status of a request whose client left; nobody receives it."""
 
 
 def http_status(error: AtollError) -> int:
@@ -75,10 +79,14 @@ def install_error_handlers(app: FastAPI) -> None:
             orjson.dumps(body), status_code=error.status_code, media_type="application/json", headers=error.headers
         )
 
+    async def gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
     async def defect(_request: Request, error: Exception) -> Response:
         return error_response(hidden_defect(error))
 
     app.add_exception_handler(AtollError, refused)
     app.add_exception_handler(RequestValidationError, bad_parameter)
     app.add_exception_handler(HTTPException, no_such_route)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, defect)
