@@ -106,6 +106,11 @@ class LossFamily(ABC, Generic[OptionsT_co]):
         """Whether the loss reads the recorded log-probs. Default: what the policy loss needs."""
         return self.loss_type is LossType.POLICY_LOSS and self.policy_loss_spec().needs_rollout_log_probs
 
+    @property
+    def sampler_top_k(self) -> int:
+        """How many of the engine's most likely ids the gateway records with every token. Default: 0, none."""
+        return 0
+
     @classmethod
     def provides_advantages(cls) -> bool:
         """Whether `prepare` returns advantages."""

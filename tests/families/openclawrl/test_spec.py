@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from atoll.common.errors import InvalidInput
+from atoll.families.catalog import make_family
 from atoll.families.openclawrl import OpenClawRlFamily, OpenClawRlOptions
 from atoll.families.openclawrl.spec import HINT_LENGTHS, HINT_TOKENS, SAMPLER_IDS
 from atoll.families.rows import Row, validate_rows
@@ -53,6 +54,11 @@ def test_a_candidate_outside_the_vocabulary_names_the_sample() -> None:
 def test_a_sample_with_fewer_captured_ids_is_refused(captured: int) -> None:
     with pytest.raises(InvalidInput, match=rf"sample-of-a: .* 2 most likely ids and {captured} were captured"):
         shaped(reported("a", top_k=captured))
+
+
+def test_the_gateway_is_told_how_many_ids_to_record() -> None:
+    assert FAMILY.sampler_top_k == 2
+    assert make_family("sft", {}).sampler_top_k == 0
 
 
 def test_every_tokens_advantage_is_the_turns_reward() -> None:

@@ -68,7 +68,7 @@ class OpenClawRlOptions(AggregationOptions):
     eps_clip_high: float | None = Field(default=None, gt=0)
     """None: eps_clip."""
     top_k: int = Field(default=20, ge=1)
-    """K: the first of the engine's recorded ids; the gateway must capture at least as many."""
+    """K: how many of the engine's most likely ids are recorded with every token."""
     hint_selection: HintSelection = HintSelection.SEQUENCE_OPTIMAL
     subset: Subset = Subset.STUDENT
     adv_diff_clip: float = Field(default=1.0, ge=0)
@@ -104,6 +104,10 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
     @property
     def batching(self) -> BatchingRule:
         return JudgedTurns(batch_size=self.options.batch_size)
+
+    @property
+    def sampler_top_k(self) -> int:
+        return self.options.top_k
 
     def bind(self, run: RunSettings) -> Self:
         """Knows how long a candidate may be."""
@@ -176,7 +180,7 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
         if recorded is None or captured < top_k:
             raise batch_refused(
                 f"sample {row.sample_id}: openclawrl distils at the engine's {top_k} most likely ids and {captured} "
-                "were captured; set capture_top_k of the gateway's scenario to at least top_k",
+                "were captured with it; lower top_k, or report samples that were recorded since it was set",
                 field="top_k",
             )
         return np.ascontiguousarray(recorded[:, :top_k], dtype=np.int32)

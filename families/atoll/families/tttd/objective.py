@@ -37,6 +37,8 @@ def tttd_loss(
         "advantage_abs": reduce.metric(advantages.abs()),
         "trained_tokens": generated.sum().double(),
     }
+    if batch.ref_log_probs is not None:
+        metrics["base_kl"] = reduce.metric(reduce.neutral(stats.log_probs) - reduce.neutral(batch.ref_log_probs))
     return loss, metrics
 
 

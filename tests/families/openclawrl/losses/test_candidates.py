@@ -1,5 +1,6 @@
 """Candidates are scored by the base that was kept, with the row's own response; ids and log-probs by plain floats."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from atoll.families.catalog import AnyFamily
-from atoll.families.losses.actor import CURRENT_WEIGHTS, RolloutData
+from atoll.families.losses.actor import RolloutData, RowReader
 from atoll.families.openclawrl import OpenClawRlFamily
 from atoll.families.openclawrl.losses.candidates import candidate_rows
 from atoll.families.openclawrl.objective import FROZEN_BASE, openclawrl_actor_init, openclawrl_actor_pre_train
@@ -25,15 +26,15 @@ from atoll.families.run_settings import RunSettings
 from atoll.families.samples import RowContext
 from atoll.families.steps import TrainRow, build_train_steps
 from pydantic import JsonValue
+from torch import Tensor
 
-from tests.fakes.actor import TableActor, table_logits
+from tests.fakes.tiny_actor import PADDING, TinyActor, TinyModel
 from tests.families import oracle
 from tests.families.reported import reported
 from tests.families.rows import make_batch
 
 V = 12
 RUN = RunSettings(vocab_size=V, seq_length=16)
-TABLE = torch.randn(V, V, generator=torch.Generator().manual_seed(8)) * 4
 HINTS: list[JsonValue] = [[9, 10, 11], [7]]
 
 
@@ -41,15 +42,22 @@ def family_of(**options: JsonValue) -> AnyFamily:
     return cast(AnyFamily, OpenClawRlFamily.from_options({"top_k": 3, **options}).bind(RUN))
 
 
-def taught(family: AnyFamily, hints: list[JsonValue], *, computes_loss: bool = True) -> tuple[TableActor, TrainRow]:
+class EarlyStage(TinyActor):
+    """A rank of a pipeline stage before the last."""
+
+    def forward_rows(self, weights: str, rows: Sequence[TrainRow], read: RowReader) -> Sequence[Mapping[str, Tensor]]:
+        return [{} for _ in rows]
+
+
+def taught(family: AnyFamily, hints: list[JsonValue], kind: type[TinyActor] = TinyActor) -> tuple[TinyActor, TrainRow]:
     """Init, some training of the actor, then the pre-train hook of one row."""
     item = reported("a", top_k=3, metadata={"hint_candidates": hints})
     batch = make_batch(family.shape_sample_row(item, RowContext((item,))))
     (step,) = build_train_steps(family, batch, family.prepare(batch, {}))
-    actor = TableActor(family, RUN, TABLE.clone())
-    actor.computes_loss = computes_loss
+    actor = kind(family, RUN, TinyModel(V))
     openclawrl_actor_init(actor)
-    actor.weights[CURRENT_WEIGHTS] += 1.0
+    with torch.no_grad():
+        actor.model.output.add_(0.3 * torch.randn(8, V + PADDING, generator=torch.Generator().manual_seed(1)))
     openclawrl_actor_init(actor)  # a restart: the base is there already
     data = RolloutData(step.rows)
     openclawrl_actor_pre_train(actor, data)
@@ -57,8 +65,8 @@ def taught(family: AnyFamily, hints: list[JsonValue], *, computes_loss: bool = T
 
 
 def plain_log_probs(row: TrainRow) -> list[list[float]]:
-    """log p [R][V] of the base for a candidate, in plain floats."""
-    logits = table_logits(TABLE, row.row).double().tolist()
+    """log p [R][V] of the base for a candidate, in plain floats from its logits."""
+    logits = TinyModel(V)(row.row)[:, :V].double().tolist()
     return [[oracle.log_prob(each, v, row.row.temperature) for v in range(V)] for each in logits]
 
 
@@ -72,7 +80,7 @@ def test_a_candidate_is_its_prompt_and_the_rows_own_response() -> None:
 
 def test_without_candidates_the_plain_sequence_is_the_only_one() -> None:
     actor, row = taught(family_of(), [])
-    assert actor.forwards == [(FROZEN_BASE, ("sample-of-a",))]
+    assert actor.calls == [f"keep {FROZEN_BASE}", f"forward {FROZEN_BASE}"]
     levels = plain_log_probs(row)
     ids = row.columns[SAMPLER_IDS].tolist()
     expected = [[levels[t][v] for v in ids[t]] for t in range(3)]
@@ -109,23 +117,30 @@ def test_the_lesson_equals_one_made_with_plain_floats(selection: HintSelection, 
 
 def test_the_base_stays_what_it_was_when_the_family_began() -> None:
     actor, _ = taught(family_of(), HINTS)
-    assert torch.equal(actor.weights[FROZEN_BASE], TABLE)
-    assert [weights for weights, _ in actor.forwards] == [FROZEN_BASE]
+    assert actor.calls == [f"keep {FROZEN_BASE}", f"forward {FROZEN_BASE}"]
+    assert torch.equal(actor.kept[FROZEN_BASE]["output"], TinyModel(V).output)
+    assert not torch.equal(actor.model.output, TinyModel(V).output)
 
 
 def test_a_rank_without_rows_still_takes_part() -> None:
-    family = family_of()
-    actor = TableActor(family, RUN, TABLE)
+    actor = TinyActor(family_of(), RUN, TinyModel(V))
     openclawrl_actor_init(actor)
     data = RolloutData([])
     openclawrl_actor_pre_train(actor, data)
-    assert actor.forwards == [(FROZEN_BASE, ())]
+    assert actor.calls == [f"keep {FROZEN_BASE}", f"forward {FROZEN_BASE}"]
     assert list(data.rows) == []
 
 
 def test_a_rank_that_computes_no_loss_leaves_its_rows_as_they_are() -> None:
-    _, row = taught(family_of(), HINTS, computes_loss=False)
+    _, row = taught(family_of(), HINTS, EarlyStage)
     assert TEACHER_IDS not in row.columns
+
+
+def test_the_lesson_is_learned() -> None:
+    family = family_of(w_rl=0.0, subset="teacher", adv_diff_clip=0.0)
+    actor, row = taught(family, HINTS)
+    gaps = [abs(actor.step([row], 0.05)["opd_gap"]) for _ in range(60)]
+    assert gaps[-1] < gaps[0] / 2
 
 
 def test_the_columns_of_candidates_are_ragged_and_may_be_none() -> None:
