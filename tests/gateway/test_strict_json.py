@@ -32,6 +32,7 @@ def test_every_object_comes_back_as_it_was(value: dict[str, object]) -> None:
         (b'{"a": -Infinity}', "a"),
         (b'{"a": 1e400}', "a"),
         (b'{"a": ["x", "\\udc00"]}', "a.1"),
+        (b'{"a": ' + b"[" * 900 + b"NaN" + b"]" * 900 + b"}", "a" + ".0" * 900),
     ],
 )
 def test_what_json_does_not_have_is_named_by_its_place(body: bytes, field: str) -> None:

@@ -5,7 +5,7 @@ them and the same body is the same value over HTTP and gRPC.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from atoll.common.errors import InvalidInput
 from google.protobuf import struct_pb2
@@ -53,6 +53,29 @@ def check_depth(value: JsonValue, field: str = "") -> None:
     _check_depth(field or "the value", MAX_DEPTH + 1)
 
 
+def check_json(value: JsonValue, field: str = "") -> None:
+    """Raises InvalidInput, naming the place, for what Python's values may be and JSON's not: a number that is not
+    finite, a text with half of a surrogate pair. However deeply the value is nested."""
+    todo: list[Iterator[tuple[JsonValue, str]]] = [iter([(value, field)])]
+    while todo:
+        entry = next(todo[-1], None)
+        if entry is None:
+            todo.pop()
+            continue
+        item, path = entry
+        where = path or "the body"
+        if isinstance(item, float) and not math.isfinite(item):
+            raise InvalidInput(f"{where} is {item}, expected a finite number", field=path)
+        if isinstance(item, str) and not _is_unicode(item):
+            raise InvalidInput(f"{where} holds half of a surrogate pair, expected Unicode text", field=path)
+        if isinstance(item, dict):
+            for key in item:
+                if not _is_unicode(key):
+                    raise InvalidInput(f"a key of {where} holds half of a surrogate pair", field=path)
+        if isinstance(item, dict | list):
+            todo.append(_children(item, path))
+
+
 def normalized(value: JsonValue) -> JsonValue:
     """The value as it would come back from a Value: 4.0 is 4."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
@@ -62,6 +85,19 @@ def normalized(value: JsonValue) -> JsonValue:
     if isinstance(value, list):
         return [normalized(item) for item in value]
     return {key: normalized(item) for key, item in value.items()}
+
+
+def _children(item: dict[str, JsonValue] | list[JsonValue], path: str) -> Iterator[tuple[JsonValue, str]]:
+    for key, child in item.items() if isinstance(item, dict) else enumerate(item):
+        yield child, f"{path}.{key}" if path else str(key)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _whole(number: float) -> int | float:

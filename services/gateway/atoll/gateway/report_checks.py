@@ -7,7 +7,7 @@ from typing import cast
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict, InvalidInput
-from atoll.common.structs import check_depth, normalized
+from atoll.common.structs import check_depth, check_json, normalized
 from atoll.common.weight_version import WeightVersion
 from atoll.gateway.receipts import Receipts, is_receipt
 from atoll.gateway.records import NewReport, SampleState
@@ -47,7 +47,7 @@ def checked_report(report: NewReport) -> NewReport:
     }
     for field, value in fields.items():
         check_depth(value, field)
-        _refuse_what_json_has_not(value, field)
+        check_json(value, field)
     return NewReport(
         scenario=report.scenario,
         receipts=report.receipts,
@@ -146,26 +146,3 @@ def _refuse_untrainable(row: _Candidate) -> None:
             reason=errors_pb2.REASON_SAMPLE_NOT_EXACT,
             field="receipts",
         )
-
-
-def _refuse_what_json_has_not(value: JsonValue, path: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(f"{path} is {value}, expected a finite number", field=path)
-    if isinstance(value, str) and not _is_unicode(value):
-        raise InvalidInput(f"{path} holds half of a surrogate pair, expected Unicode text", field=path)
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            _refuse_what_json_has_not(item, f"{path}.{index}")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not _is_unicode(key):
-                raise InvalidInput(f"a key of {path} holds half of a surrogate pair, expected Unicode", field=path)
-            _refuse_what_json_has_not(item, f"{path}.{key}")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -5,11 +5,11 @@
 """
 
 import json
-import math
 
 import orjson
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import InvalidInput
+from atoll.common.structs import check_json
 from pydantic import JsonValue
 
 
@@ -23,7 +23,7 @@ def parse_object(body: bytes) -> dict[str, JsonValue]:
         value: JsonValue = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         value = _parse_loosely(body, error)
-        _refuse_what_json_has_not(value, "")
+        check_json(value)
     if not isinstance(value, dict):
         raise InvalidInput(
             f"the body is a JSON {type(value).__name__}, expected an object", reason=errors_pb2.REASON_INVALID_JSON
@@ -40,26 +40,3 @@ def _parse_loosely(body: bytes, reason: orjson.JSONDecodeError) -> JsonValue:
     except ValueError:
         raise InvalidInput(f"the body is not JSON: {reason}", reason=errors_pb2.REASON_INVALID_JSON) from None
     return value
-
-
-def _refuse_what_json_has_not(value: JsonValue, path: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(f"{path or 'the body'} is {value}, expected a finite number", field=path)
-    if isinstance(value, str) and not _is_unicode(value):
-        raise InvalidInput(f"{path or 'the body'} holds half of a surrogate pair, expected Unicode text", field=path)
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            _refuse_what_json_has_not(item, f"{path}.{index}" if path else str(index))
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not _is_unicode(key):
-                raise InvalidInput(f"a key of {path or 'the body'} holds half of a surrogate pair", field=path)
-            _refuse_what_json_has_not(item, f"{path}.{key}" if path else key)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
