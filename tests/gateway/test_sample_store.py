@@ -9,7 +9,7 @@ import pytest
 from atoll.common.errors import AtollError, InternalError, InvalidInput
 from atoll.families.rows import VersionSpan
 from atoll.gateway.job_settling import settle
-from atoll.gateway.records import BatchState, JobOutcome, SampleState
+from atoll.gateway.records import BatchState, JobOutcome, JsonObject, SampleState
 
 from tests.gateway.store_world import SCENARIO, new_sample, open_world, report_on
 
@@ -56,6 +56,24 @@ async def test_pages_hold_every_sample_once_newest_first(tmp_path: Path) -> None
             if not token:
                 break
         assert found == recorded[::-1] and pages == 3
+
+
+async def test_a_page_of_long_chats_ends_early_and_goes_on(tmp_path: Path) -> None:
+    async with open_world(tmp_path) as world:
+        receipts = [world.gateway.receipts.issue(SCENARIO) for _ in range(5)]
+        long_chat: JsonObject = {"messages": [{"role": "user", "content": "x" * 600_000}]}
+        for receipt in receipts:
+            await world.gateway.writer.record(new_sample(receipt, request=long_chat))
+        seen: list[str] = []
+        sizes: list[int] = []
+        token = ""
+        while True:
+            page, token = await world.gateway.samples.page(SCENARIO, None, 100, token)
+            sizes.append(len(page))
+            seen += [sample.receipt for sample in page]
+            if not token:
+                break
+        assert seen == receipts[::-1] and sizes == [1] * 5
 
 
 async def test_samples_are_listed_by_where_they_stand(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ from atoll.gateway.sample_packing import check_size, sample_columns, unpack
 from atoll.gateway.tables import batch_rows, batches, report_receipts, reports, sample_claims, samples
 from sqlalchemy import Connection, Select, select
 
+PAGE_BYTES = 1 << 20
+"""Of requests and replies on one page, as JSON, beyond the first: as a message it stays below the 4 MB that clients of
+gRPC accept by default."""
+
 _WITH_CLAIM = samples.outerjoin(sample_claims, sample_claims.c.receipt == samples.c.receipt)
 
 
@@ -104,11 +108,16 @@ class SampleStore:
             yield await self.get_with_reports(scenario, receipt)
 
     def _page(self, query: Select[tuple[object, ...]], size: int) -> tuple[Sequence[Sample], str]:
+        found: list[Sample] = []
+        last, read = "", 0
         with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        more = len(rows) > size
-        rows = rows[:size]
-        return [unpack(row) for row in rows], encode_page_token(str(rows[-1].position)) if more else ""
+            for row in connection.execute(query):
+                read += len(row.request) + len(row.text)
+                if found and (len(found) == size or read > PAGE_BYTES):
+                    return found, encode_page_token(last)
+                found.append(unpack(row))
+                last = str(row.position)
+        return found, ""
 
 
 def absent_receipt(receipts: Receipts, scenario: str, receipt: str) -> AtollError:

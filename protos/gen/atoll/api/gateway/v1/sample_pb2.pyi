@@ -127,7 +127,9 @@ class Sample(_message.Message):
     finish_reason: _builtins.str
     """"stop", "length" or "abort"."""
     job_id: _builtins.str
-    """The job that holds or consumed it; empty while PENDING."""
+    """The job that holds, consumed or settled it; empty while PENDING, and when it was settled without a job because it
+    had become too old to be admitted.
+    """
     settled_reason: _builtins.str
     """Why it was settled; empty otherwise."""
     text: _builtins.str
