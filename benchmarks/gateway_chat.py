@@ -24,7 +24,7 @@ from pathlib import Path
 
 import aiohttp
 from atoll.common.engine_types import SamplingParams
-from atoll.gateway.renderer import TOKENIZER_FILES, Renderer
+from atoll.common.renderer import TOKENIZER_FILES, Renderer
 from rich.console import Console
 from rich.table import Table
 

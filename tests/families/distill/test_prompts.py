@@ -30,7 +30,7 @@ def test_the_context_goes_behind_the_last_user_message_and_the_request_stays_as_
 def test_a_message_of_parts_gets_a_part_more() -> None:
     part: JsonValue = {"type": "text", "text": "two"}
     sample = replace(SAMPLE, request={"messages": messages(("user", [part]))})
-    assert with_context(sample, "a hint") == messages(("user", [part, {"type": "text", "text": "\n\na hint"}]))
+    assert with_context(sample, "a hint") == messages(("user", [part, {"type": "text", "text": "\na hint"}]))
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,12 @@ def teacher_batch(case: Case, inputs: Inputs, shard: VocabShard, width: int) -> 
     return replace(batch, columns=columns)
 
 
+def batch_of_case() -> LossBatch:
+    """The float32 case on one shard."""
+    case = make_case(dtype=torch.float32)
+    return teacher_batch(case, make_inputs(case), VocabShard(VOCAB), padded_columns(1))
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a rank computed: values, and the gradient of its columns."""

@@ -57,7 +57,8 @@ def with_context(sample: SampleView, context: str) -> list[Message]:
 
 def _extended(content: JsonValue, context: str) -> JsonValue:
     if isinstance(content, list):
-        return [*content, {"type": "text", "text": f"\n\n{context}"}]
+        # Parts are joined line by line.
+        return [*content, {"type": "text", "text": f"\n{context}"}]
     return f"{content or ''}\n\n{context}"
 
 

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.engine_types import SamplingParams
 from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
+from atoll.common.renderer import Renderer
 from atoll.gateway.engine_pool import EnginePool
 from atoll.gateway.head import Head
 from atoll.gateway.openai_schema import ChatRequest
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import JsonObject
 from atoll.gateway.registry_reader import RegistryReader
-from atoll.gateway.renderer import Renderer
 from atoll.gateway.renderers import Renderers
 from atoll.gateway.scenario_choice import ScenarioChoice, choose_scenario, known_scenario
 from atoll.gateway.scenarios import ScenarioDirectory

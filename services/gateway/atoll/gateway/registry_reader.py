@@ -11,7 +11,7 @@ from atoll.api.registry.v1 import artifact_service_pb2_grpc, version_pb2, versio
 from atoll.api.registry.v1 import version_service_pb2 as versions
 from atoll.common import pages, rpc_errors
 from atoll.common.errors import InternalError
-from atoll.gateway.renderer import TOKENIZER_FILES
+from atoll.common.renderer import TOKENIZER_FILES
 
 CALL_SECONDS = 10.0
 FILE_SECONDS = 60.0

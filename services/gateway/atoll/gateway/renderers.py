@@ -2,8 +2,8 @@
 
 import asyncio
 
+from atoll.common.renderer import Renderer
 from atoll.gateway.registry_reader import RegistryReader
-from atoll.gateway.renderer import Renderer
 
 
 class Renderers:

@@ -31,6 +31,7 @@ from atoll.trainer.publishing import Publisher
 from atoll.trainer.retries import Patience
 from atoll.trainer.settings import TrainerSettings
 from atoll.trainer.staging import Stager
+from atoll.trainer.teacher_prompts import ModelRenderer
 from atoll.trainer.training import ConstantRate
 from atoll.trainer.transaction import JobRunner
 
@@ -76,6 +77,8 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
     vocab_size = vocabulary_size(model_directory)
     run = run_settings(settings, facts, vocab_size)
     family = resolve_bound_family(facts, run)
+    needs_renderer = family.needs_prompt_renderer
+    renderer = ModelRenderer.from_directory(model_directory, run.seq_length) if needs_renderer else None
 
     model = WorkerModel(backend, chain, patience)
     await _load_head(model, head)
@@ -104,6 +107,7 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
             schedule=ConstantRate(settings.learning_rate),
             max_staleness=facts.max_staleness,
             max_attempts=settings.max_attempts,
+            renderer=renderer,
         ),
         patience,
         on_commit=lambda _: publisher.wake(),

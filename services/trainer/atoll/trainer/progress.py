@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.api.trainer.v1.job_pb2 import JobState
 from atoll.families.catalog import AnyFamily
+from atoll.families.samples import PromptRenderer
 from atoll.families.signal import FamilyState
 from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.job_queue import JobBody
@@ -60,3 +61,5 @@ class TrainingSetup:
     schedule: ConstantRate
     max_staleness: int
     max_attempts: int
+    renderer: PromptRenderer | None = None
+    """For a family whose teacher reads other prompts than the student did."""

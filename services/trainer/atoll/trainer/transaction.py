@@ -189,7 +189,7 @@ class JobRunner:
         body, clock, family, run = progress.body, progress.clock, self._setup.family, self._setup.binding.run
         context = JobContext(str(head.weight_version), datetime.now(UTC))
         try:
-            batch = shape_batch(body.job_id, progress.attempt, items, family, run)
+            batch = shape_batch(body.job_id, progress.attempt, items, family, run, self._setup.renderer)
             with clock.phase("score"):
                 batch = await asyncio.to_thread(score_batch, batch, family, context)
             await self._queue.advance(body.job_id, job_pb2.JOB_STATE_SCORED)

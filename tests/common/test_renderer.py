@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from atoll.common.errors import AtollError, InternalError, InvalidInput
-from atoll.gateway.renderer import TOKENIZER_FILES, Renderer
+from atoll.common.renderer import TOKENIZER_FILES, Renderer
 
 LIMIT = 2048
 

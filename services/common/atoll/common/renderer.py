@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from atoll.api.errors.v1 import errors_pb2
+from atoll.common.chat_template import ChatTemplate, Message
 from atoll.common.errors import AtollError, InternalError, InvalidInput
-from atoll.gateway.chat_template import ChatTemplate, Message
 from tokenizers import Tokenizer
 
 TOKENIZER_FILES = (
@@ -21,7 +21,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "config.json",
 )
-"""Files of a MODEL artifact that the gateway reads; only tokenizer.json and config.json must be there."""
+"""Files of a MODEL artifact that rendering reads; only tokenizer.json and config.json must be there."""
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
