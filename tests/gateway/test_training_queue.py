@@ -107,6 +107,27 @@ async def test_a_trainer_that_cannot_take_the_job_now_is_asked_again_and_the_sta
         assert trainer.submitted == [job_id] * 3
 
 
+async def test_the_status_says_what_a_deferred_job_waits_for_and_forgets_it_when_the_job_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with open_world(tmp_path) as world:
+        job_id, _ = await world.batch()
+        await world.trainer.wait_for(1)
+
+        async def told(state: str) -> str:
+            async with asyncio.timeout(5):
+                while True:
+                    (status,) = (await world.gateway.training.status()).scenarios
+                    if status.job_state == state:
+                        return status.last_error
+                    await asyncio.sleep(0.01)
+
+        world.trainer.move(job_id, job_pb2.JOB_STATE_DEFERRED, "the store has 1 byte free")
+        assert await told("deferred") == "the store has 1 byte free"
+        world.trainer.move(job_id, job_pb2.JOB_STATE_RUNNING)
+        assert await told("running") == ""
+
+
 async def test_a_trainer_that_restarts_and_forgot_the_job_gets_it_again(tmp_path: Path) -> None:
     registry = FakeScenarioRegistry()
     registry.add(SCENARIO, "grpo", OPTIONS)
@@ -167,6 +188,23 @@ async def test_an_unavailable_answer_is_tried_again(tmp_path: Path) -> None:
     trainer = FakeTrainer(ending=job_pb2.JOB_STATE_SERVED)
     trainer.refusals.append(Unavailable("starting"))
     async with open_world(tmp_path, trainer) as world:
+        await world.batch()
+        await eventually(lambda: standings(world.gateway.database) == {"consumed": 2})
+
+
+async def test_a_defect_in_one_look_does_not_end_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.gateway.training_queue.POLL_SECONDS", 0.05)
+    trainer = FakeTrainer(ending=job_pb2.JOB_STATE_SERVED)
+    async with open_world(tmp_path, trainer) as world:
+        with monkeypatch.context() as broken:
+            seen: list[int] = []
+
+            def fail() -> list[str]:
+                seen.append(1)
+                raise RuntimeError("a defect")
+
+            broken.setattr(world.gateway.training, "_scenarios_with_open_batches", fail)
+            await eventually(lambda: len(seen) > 1)
         await world.batch()
         await eventually(lambda: standings(world.gateway.database) == {"consumed": 2})
 

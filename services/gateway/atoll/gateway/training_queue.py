@@ -43,7 +43,7 @@ class ScenarioTraining:
     """The job that is being driven; empty when none."""
     job_state: str
     last_error: str
-    """Why the last job made no version, or why the trainer does not answer; empty when all is well."""
+    """Why the last job made no version or waits, or why the trainer does not answer; empty when all is well."""
     head_number: int | None
     weight_version: str | None
 
@@ -62,7 +62,7 @@ class _Progress:
     job_id: str = ""
     job_state: str = ""
     trouble: str = ""
-    """Why the trainer cannot be asked; empty when it can."""
+    """Why the trainer cannot be asked, or what the job waits for; empty when it goes on."""
 
 
 class TrainingQueue:
@@ -117,6 +117,8 @@ class TrainingQueue:
                         self._drivers[scenario] = driver
             except AtollError as error:
                 log.error("open batches not read", error=error.message)
+            except Exception as defect:  # a loop that ended here would train nothing more, in silence
+                log.error("open batches not read", exc_info=defect)
             # Not wait_for: Python 3.11's loses a cancellation that comes with the wake-up, and stop() would hang.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
@@ -149,7 +151,8 @@ class TrainingQueue:
         self._progress[scenario] = replace(self._progress.get(scenario, _Progress()), job_id=batch.job_id)
 
         def on_change(job: job_pb2.Job) -> None:
-            self._progress[scenario] = _Progress(batch.job_id, state_word(job))
+            waits = job.message if job.state == job_pb2.JOB_STATE_DEFERRED else ""
+            self._progress[scenario] = _Progress(batch.job_id, state_word(job), waits)
 
         outcome: JobOutcome = await trainer.run(batch, on_change)
         await asyncio.to_thread(settle, self._database, batch.job_id, outcome)
