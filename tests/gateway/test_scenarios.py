@@ -85,7 +85,6 @@ async def test_a_registry_that_comes_later_or_again_is_found(tmp_path: Path) -> 
         with pytest.raises(Unavailable):
             await gateway.scenarios.get(SCENARIO)
         server = await serve_registry(registry, server.port)
-        await eventually(lambda: True)
         bound = None
         for _ in range(200):
             try:

@@ -122,7 +122,10 @@ class EnginePool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_INTERVAL_SECONDS):
                     await look.wait()
-            await self._probe(engine)
+            try:
+                await self._probe(engine)
+            except Exception as defect:  # this engine would never be asked again, in silence
+                log.error("engine not asked", engine=engine.url, exc_info=defect)
 
     async def _probe(self, engine: Engine) -> None:
         # A probe sends no token ids, so any vocabulary will do.
