@@ -1,4 +1,4 @@
-"""JSON inside messages: google.protobuf.Struct and Value to plain values and back.
+"""Plain values inside messages: JSON as google.protobuf.Struct and Value and back, times as Timestamp.
 
 A Struct's numbers are all doubles. Whole numbers come back as the int that was written, so that strict options take
 them and the same body is the same value over HTTP and gRPC.
@@ -6,9 +6,10 @@ them and the same body is the same value over HTTP and gRPC.
 
 import math
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 
 from atoll.common.errors import InvalidInput
-from google.protobuf import struct_pb2
+from google.protobuf import struct_pb2, timestamp_pb2
 from pydantic import JsonValue
 
 MAX_EXACT = 2**53
@@ -36,6 +37,13 @@ def struct_from(value: Mapping[str, JsonValue], field: str = "") -> struct_pb2.S
 def value_from(value: JsonValue, field: str = "") -> struct_pb2.Value:
     """The Value of a JSON value."""
     return _message(value, field, 1)
+
+
+def timestamp_from(moment: datetime) -> timestamp_pb2.Timestamp:
+    """The Timestamp of a timezone-aware time, to the microsecond."""
+    stamp = timestamp_pb2.Timestamp()
+    stamp.FromDatetime(moment)
+    return stamp
 
 
 def check_depth(value: JsonValue, field: str = "") -> None:

@@ -1,14 +1,11 @@
 """Records as messages."""
 
-from datetime import datetime
-
 from atoll.api.gateway.v1 import report_pb2, sample_pb2, sample_service_pb2
 from atoll.common.names import report_name, sample_name
-from atoll.common.structs import struct_from, value_from
+from atoll.common.structs import struct_from, timestamp_from, value_from
 from atoll.gateway.records import Report, Sample, SampleState
 from atoll.gateway.sample_packing import tensor_specs
 from atoll.gateway.sample_store import ReportedPackedSample
-from google.protobuf import timestamp_pb2
 
 _STATES: dict[SampleState, sample_pb2.SampleState.ValueType] = {
     SampleState.PENDING: sample_pb2.SAMPLE_STATE_PENDING,
@@ -29,7 +26,7 @@ def sample_message(sample: Sample) -> sample_pb2.Sample:
         receipt=sample.receipt,
         scenario=sample.scenario,
         state=_STATES[sample.state],
-        create_time=_timestamp(sample.created_at),
+        create_time=timestamp_from(sample.created_at),
         prompt_length=sample.prompt_length,
         response_length=sample.response_length,
         temperature=sample.temperature,
@@ -53,7 +50,7 @@ def report_message(report: Report) -> report_pb2.Report:
         scenario=report.scenario,
         receipts=report.receipts,
         metadata=struct_from(report.metadata, "metadata"),
-        create_time=_timestamp(report.created_at),
+        create_time=timestamp_from(report.created_at),
     )
     if report.score is not None:
         message.score = report.score
@@ -68,9 +65,3 @@ def row_header(row: ReportedPackedSample) -> sample_service_pb2.RowHeader:
         reports=[report_message(report) for report in row.reports],
         tensors=tensor_specs(row.packed.sample),
     )
-
-
-def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
-    message = timestamp_pb2.Timestamp()
-    message.FromDatetime(moment)
-    return message

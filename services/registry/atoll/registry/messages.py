@@ -1,15 +1,13 @@
 """The registry's types as protobuf messages."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import TypeVar
 
 from atoll.api.registry.v1 import artifact_pb2, scenario_pb2, version_pb2
 from atoll.common.names import artifact_name, scenario_name, version_name
-from atoll.common.structs import struct_from
+from atoll.common.structs import struct_from, timestamp_from
 from atoll.registry.types import Artifact, Kind, ManifestFile, Operation, Scenario, Version
 from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 
 KIND_TO_PROTO: dict[Kind, artifact_pb2.ArtifactKind.ValueType] = {
     Kind.MODEL: artifact_pb2.ARTIFACT_KIND_MODEL,
@@ -42,7 +40,7 @@ def scenario_message(scenario: Scenario) -> scenario_pb2.Scenario:
         base_model=definition.base_model,
         max_staleness=definition.max_staleness,
         head=scenario.head,
-        create_time=_timestamp(scenario.created_at),
+        create_time=timestamp_from(scenario.created_at),
     )
 
 
@@ -62,7 +60,7 @@ def version_message(version: Version) -> version_pb2.Version:
         consumed_sample_ids=content.consumed_sample_ids,
         metrics=content.metrics,
         family_state=struct_from(content.family_state),
-        create_time=_timestamp(version.created_at),
+        create_time=timestamp_from(version.created_at),
         revision=version.revision,
     )
 
@@ -75,7 +73,7 @@ def artifact_message(artifact: Artifact, location: str) -> artifact_pb2.Artifact
         location=location,
         files=[artifact_pb2.ManifestFile(path=f.path, size=f.size, sha256=f.sha256) for f in artifact.files],
         total_size=artifact.total_size,
-        create_time=_timestamp(artifact.sealed_at),
+        create_time=timestamp_from(artifact.sealed_at),
         removed=artifact.removed_at is not None,
     )
 
@@ -95,9 +93,3 @@ def fit_page(items: Sequence[T], to_message: Callable[[T], M]) -> list[M]:
             break
         messages.append(message)
     return messages
-
-
-def _timestamp(time: datetime) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromDatetime(time)
-    return stamp

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import grpc
@@ -16,7 +15,6 @@ from atoll.families.catalog import AnyFamily
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.job_queue import JobBody, JobQueue, JobRecord
 from atoll.trainer.loading import WorkerModel
-from google.protobuf import timestamp_pb2
 
 SERVICE_NAME = trainer_service_pb2.DESCRIPTOR.services_by_name["TrainerService"].full_name
 HEARTBEAT_SECONDS = 10.0
@@ -204,13 +202,7 @@ def job_message(record: JobRecord) -> job_pb2.Job:
         attempt=record.attempt,
         version=record.version,
         metrics=record.metrics,
-        create_time=_timestamp(record.created_at),
-        update_time=_timestamp(record.updated_at),
+        create_time=structs.timestamp_from(record.created_at),
+        update_time=structs.timestamp_from(record.updated_at),
         revision=record.revision,
     )
-
-
-def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
-    stamp = timestamp_pb2.Timestamp()
-    stamp.FromDatetime(moment)
-    return stamp
