@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from atoll.common.errors import BadConfiguration
+from atoll.trainer.backends import layout_of
 from atoll.trainer.chain import ScenarioFacts
 from atoll.trainer.preflight import refuse_settings, resolve_bound_family, run_settings, vocabulary_size
 from atoll.trainer.settings import TrainerSettings
@@ -46,7 +47,6 @@ def test_settings_that_cannot_work_are_refused_by_name(tmp_path: Path, changes: 
         ("grpo", {"eps_clipp": 0.1}, "scenario chat: .*eps_clip"),
         ("grpo", {"eps_clip": 3}, "scenario chat: .*eps_clip"),
         ("no_such_package.losses:Family", {}, "no_such_package"),
-        ("tests.fakes.computed_family:ComputedFamily", {}, "scenario chat: .*computed needs custom_advantage_function"),
     ],
 )
 def test_a_scenario_whose_family_cannot_be_trained_is_refused(
@@ -89,6 +89,20 @@ async def test_a_head_that_crashes_the_workers_at_boot_ends_the_process(tmp_path
 
 def test_the_options_of_the_fakes_are_those_of_a_real_family(tmp_path: Path) -> None:
     facts = ScenarioFacts("chat", "grpo", OPTIONS, 3)
-    run = run_settings(settings(tmp_path, tensor_parallel=2), facts, 1000)
+    laid_out = settings(tmp_path, tensor_parallel=2, pipeline_parallel=4, context_parallel=3)
+    run = run_settings(laid_out, facts, 1000)
     assert (run.max_staleness, run.tensor_parallel, run.vocab_size) == (3, 2, 1000)
+    assert (run.pipeline_parallel, run.context_parallel) == (4, 3)
+    assert layout_of(laid_out) == "tp2 pp4 cp3 dp1"
     assert resolve_bound_family(facts, run).name == "grpo"
+
+
+def test_score_centering_reaches_the_family_which_refuses_it_or_not(tmp_path: Path) -> None:
+    centered = settings(tmp_path, score_centering=True, score_centering_top_k=64, score_centering_min_tail_mass=1e-4)
+    facts = ScenarioFacts("chat", "grpo", {}, 0)
+    run = run_settings(centered, facts, 1000)
+    assert (run.score_centering, run.score_centering_top_k, run.score_centering_min_tail_mass) == (True, 64, 1e-4)
+    with pytest.raises(BadConfiguration, match="scenario chat: score_centering true is refused: grpo declares no"):
+        resolve_bound_family(facts, run)
+    opd = ScenarioFacts("chat", "opd", {}, 0)
+    assert resolve_bound_family(opd, run).name == "opd"

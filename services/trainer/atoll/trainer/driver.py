@@ -31,6 +31,7 @@ from atoll.trainer.publishing import Publisher
 from atoll.trainer.retries import Patience
 from atoll.trainer.settings import TrainerSettings
 from atoll.trainer.staging import Stager
+from atoll.trainer.teacher_client import TeacherClient
 from atoll.trainer.teacher_prompts import ModelRenderer
 from atoll.trainer.training import ConstantRate
 from atoll.trainer.transaction import JobRunner
@@ -70,6 +71,11 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
     registry = await stack.enter_async_context(open_channel(settings.registry, settings.token_text))
     gateway = await stack.enter_async_context(open_channel(settings.gateway, settings.token_text))
 
+    teacher = None
+    if settings.teacher is not None:
+        teacher_channel = await stack.enter_async_context(open_channel(settings.teacher, settings.token_text))
+        teacher = TeacherClient(teacher_channel, patience)
+
     chain = Chain(registry, settings.scenario)
     facts = await patience.ask("scenario", lambda: _facts(chain))
     head = await patience.ask("head", chain.head)
@@ -108,6 +114,7 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
             max_staleness=facts.max_staleness,
             max_attempts=settings.max_attempts,
             renderer=renderer,
+            teacher=teacher,
         ),
         patience,
         on_commit=lambda _: publisher.wake(),

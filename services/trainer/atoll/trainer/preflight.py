@@ -57,9 +57,14 @@ def run_settings(settings: TrainerSettings, facts: ScenarioFacts, vocab_size: in
         seq_length=settings.seq_length,
         tensor_parallel=settings.tensor_parallel,
         data_parallel=settings.data_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
+        context_parallel=settings.context_parallel,
         max_staleness=facts.max_staleness,
         learning_rate=settings.learning_rate,
         has_reference=True,
+        score_centering=settings.score_centering,
+        score_centering_top_k=settings.score_centering_top_k,
+        score_centering_min_tail_mass=settings.score_centering_min_tail_mass,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.api.trainer.v1.job_pb2 import JobState
 from atoll.families.catalog import AnyFamily
+from atoll.families.driver import TeacherScorer
 from atoll.families.samples import PromptRenderer
 from atoll.families.signal import FamilyState
 from atoll.trainer.backend import FamilyBinding
@@ -63,3 +64,5 @@ class TrainingSetup:
     max_attempts: int
     renderer: PromptRenderer | None = None
     """For a family whose teacher reads other prompts than the student did."""
+    teacher: TeacherScorer | None = None
+    """The teacher service, where there is one."""

@@ -111,9 +111,11 @@ class JobRunner:
         """Looks, decides, does one thing. True when the job has ended."""
         job_id = progress.body.job_id
         self._queue.raise_if_cancelled(job_id)
+        # The head first: a head that holds this job's samples is then never looked at as if the job were not committed.
+        head = await self._patience.ask("head", self._chain.head)
         situation = Situation(
             committed=await self._patience.ask("job's version", lambda: self._chain.version_of_job(job_id)),
-            head=await self._patience.ask("head", self._chain.head),
+            head=head,
             loaded=self._model.number,
             trained_from=progress.trained_from,
             staged=progress.staged is not None,
@@ -187,7 +189,7 @@ class JobRunner:
 
     async def _prepare(self, progress: Progress, items: tuple[ReportedSample, ...], head: ChainVersion) -> PreparedJob:
         body, clock, family, run = progress.body, progress.clock, self._setup.family, self._setup.binding.run
-        context = JobContext(str(head.weight_version), datetime.now(UTC))
+        context = JobContext(str(head.weight_version), datetime.now(UTC), self._setup.teacher)
         try:
             batch = shape_batch(body.job_id, progress.attempt, items, family, run, self._setup.renderer)
             with clock.phase("score"):
