@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from atoll.families.rows import Float32, Row
-from atoll.families.steps import TrainStep
+from atoll.families.steps import TrainRow, TrainStep
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepReport
 
 
@@ -21,6 +22,7 @@ class FakeBackend:
         self.steps_taken = 0
         self.loads: list[Path] = []
         self.trained_jobs = 0
+        self.critic_steps = 0
         self.before: dict[str, list[Callable[[], None]]] = {}
 
     def load(
@@ -51,6 +53,15 @@ class FakeBackend:
                 self._run_hook("second_step")
         self.trained_jobs += 1
         return StepReport(tuple(metrics), {"forward_backward": 0.001})
+
+    def compute_advantages(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+        self._run_hook("compute_advantages")
+        return tuple(TrainStep(tuple(map(_with_ones, step.rows))) for step in steps)
+
+    def train_critic(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> StepReport:
+        self._run_hook("train_critic")
+        self.critic_steps += len(steps)
+        return StepReport(({"loss": 1.0},) * len(steps), {"critic": 0.001})
 
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
         self._run_hook("stage")
@@ -85,3 +96,8 @@ def write_model(directory: Path, weights: object) -> None:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({"vocab_size": 1000}))
     (directory / "weights.json").write_text(json.dumps(weights))
+
+
+def _with_ones(item: TrainRow) -> TrainRow:
+    ones = np.ones(item.row.response_length, dtype=np.float32)
+    return replace(item, advantages=ones, values=0 * ones, returns=ones)

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from atoll.trainer.megatron.modules import PackedCoreAttention, zigzag_positions
+from atoll.trainer.megatron.modules import PackedCoreAttention
+from atoll.trainer.megatron.packing import zigzag_positions
 from atoll.trainer.workers.group import WorkerPlace
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
@@ -41,7 +42,7 @@ class ContextRank:
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         held = torch.cat(
             [
-                start + zigzag_positions(length, self._place.size, self._place.rank)
+                start + torch.as_tensor(zigzag_positions(length, self._place.size, self._place.rank))
                 for start, length in zip(starts, lengths, strict=True)
             ]
         )

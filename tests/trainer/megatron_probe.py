@@ -20,6 +20,20 @@ class ProbedRank(MegatronRank):
         model = self._loaded()
         return {name: weight.numpy().copy() for name, weight in gather_weights(model.module, model.architecture)}
 
+    def kept(self, name: str) -> dict[str, npt.NDArray[np.float32]]:
+        """Whole weights of a kept set, by Hugging Face name."""
+        model = self._loaded()
+        with self._sets.in_place(name, model):
+            return self.weights()
+
+    def critic_head(self) -> npt.NDArray[np.float32]:
+        """Weight and bias of the critic's value head; empty on a stage before the last."""
+        critic = self._critic
+        if critic is None or not critic.module.post_process:
+            return np.zeros(0, dtype=np.float32)
+        head = critic.module.output_layer
+        return np.concatenate([head.weight.detach().numpy().ravel(), head.bias.detach().numpy()])
+
 
 def _main_grad(parameter: Tensor) -> Tensor:
     gradient: Tensor = parameter.main_grad  # type: ignore[attr-defined]

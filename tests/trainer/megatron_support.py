@@ -51,23 +51,38 @@ class Pool:
     log_directory: Path
     groups: dict[ParallelLayout, SharedGroup]
 
-    def backend(self, tensor: int, data: int, micro_batch: MicroBatchLimit | None = None) -> MegatronBackend:
-        layout = ParallelLayout(tensor, data)
+    def backend(
+        self,
+        tensor: int,
+        data: int,
+        micro_batch: MicroBatchLimit | None = None,
+        *,
+        pipeline: int = 1,
+        context: int = 1,
+    ) -> MegatronBackend:
+        return self.of(ParallelLayout(tensor, data, pipeline, context), micro_batch)
+
+    def of(self, layout: ParallelLayout, micro_batch: MicroBatchLimit | None = None) -> MegatronBackend:
         optimizer = AdamW(epsilon=EPSILON, weight_decay=WEIGHT_DECAY, clip_grad=CLIP)
         # 1,280 columns on one rank and 1,536 on two: a checkpoint that moves between them is cut and padded anew.
         settings = MegatronSettings(layout, micro_batch or MicroBatchLimit(), optimizer, vocabulary_multiple=256)
 
         def launch(plan: WorkerPlan) -> WorkerGroup:
+            # The driver cuts micro-batches of training; forward-only passes keep the limit of the first backend here.
             if layout not in self.groups or not self.groups[layout].alive():
                 self.groups[layout] = SharedGroup(LocalWorkerGroup(plan))
             return self.groups[layout]
 
-        logs = self.log_directory / f"tp{tensor}-dp{data}"
+        logs = self.log_directory / f"tp{layout.tensor}-dp{layout.data}-pp{layout.pipeline}-cp{layout.context}"
         return MegatronBackend(settings, launch, logs, Timeouts(), target="tests.trainer.megatron_probe:ProbedRank")
 
     def probe(self, tensor: int, data: int, what: str) -> dict[str, npt.NDArray[np.float32]]:
         """``gradients`` or ``weights`` as rank 0 gathers them."""
-        group = self.groups[ParallelLayout(tensor, data)]
+        return self.probe_of(ParallelLayout(tensor, data), what)
+
+    def probe_of(self, layout: ParallelLayout, what: str) -> dict[str, npt.NDArray[np.float32]]:
+        """``gradients`` or ``weights`` as rank 0 gathers them."""
+        group = self.groups[layout]
         found: dict[str, npt.NDArray[np.float32]] = group.call(what, [()] * group.size, 60.0)[0]  # type: ignore[assignment]
         return found
 

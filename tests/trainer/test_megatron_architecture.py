@@ -91,3 +91,10 @@ def test_heads_that_do_not_divide_over_tensor_parallel_ranks_are_refused(tmp_pat
     check_divisible(architecture, 3)
     with pytest.raises(UnsupportedModel, match=r"num_attention_heads: expected a multiple of .* 2, got 9"):
         check_divisible(architecture, 2)
+
+
+def test_layers_that_do_not_divide_over_pipeline_stages_are_refused(tmp_path: Path) -> None:
+    architecture = read_architecture(write(tmp_path, num_hidden_layers=3))
+    check_divisible(architecture, 3, 3)
+    with pytest.raises(UnsupportedModel, match=r"num_hidden_layers: expected a multiple of the pipeline-.* 2, got 3"):
+        check_divisible(architecture, 3, 2)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from atoll.trainer.megatron.cpu import install_cpu_adapter
-from atoll.trainer.megatron.modules import PackedCoreAttention, zigzag_positions
+from atoll.trainer.megatron.modules import PackedCoreAttention
+from atoll.trainer.megatron.packing import ContextPlace, pack, zigzag_positions
 from atoll.trainer.workers.group import WorkerPlan
 from atoll.trainer.workers.local import LocalWorkerGroup
 from megatron.core.transformer.enums import AttnMaskType
@@ -32,6 +33,17 @@ def attend_over(size: int, logs: Path) -> list[np.ndarray[tuple[int, ...], np.dt
 def test_zigzag_gives_each_rank_an_early_and_a_late_chunk() -> None:
     assert zigzag_positions(8, 2, 0).tolist() == [0, 1, 6, 7]
     assert zigzag_positions(8, 2, 1).tolist() == [2, 3, 4, 5]
+
+
+def test_a_rank_holds_its_zigzag_share_of_padded_rows_and_knows_what_it_predicts() -> None:
+    rows = [(np.arange(10, 16, dtype=np.int32), 2), (np.array([7], dtype=np.int32), 1)]
+    shares = [pack(rows, torch.device("cpu"), ContextPlace(2, rank)) for rank in (0, 1)]
+    assert [share.ids.tolist() for share in shares] == [[[10, 11, 0, 0, 7, 0]], [[12, 13, 14, 15, 0, 0]]]
+    assert shares[0].positions.tolist() == [[0, 1, 6, 7, 0, 3]]
+    assert [share.predictors.tolist() for share in shares] == [[1], [0, 1, 2]]
+    assert [share.response_positions[0].tolist() for share in shares] == [[0], [1, 2, 3]]
+    assert [len(share.response_positions[1]) for share in shares] == [0, 0]
+    assert shares[0].boundaries.cu_seqlens_q.tolist() == [0, 8, 12]
 
 
 def test_attention_over_two_context_ranks_equals_plain_softmax(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ TinyModel = Callable[[ModelKind], Path]
 
 _SPEC = """
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
-from atoll.families.run_settings import BackendNeeds
 from atoll.families.signal import StepSignal
 
 class PushDown(LossFamily):
@@ -41,12 +40,6 @@ class PushDown(LossFamily):
     def prepare(self, batch, state):
         return StepSignal(None)
 
-
-class Critical(PushDown):
-    name = "critical"
-
-    def configure_backend(self, run):
-        return BackendNeeds(critic=True)
 """
 _OBJECTIVE = """
 from atoll.families.family import HookChannel
@@ -165,7 +158,6 @@ def test_families_that_cannot_run_here_are_refused_without_touching_the_workers(
     run = RunSettings(VOCAB, 64)
     for binding, reason in [
         (FamilyBinding("nowhere.at_all:Family", {}, run), "nowhere"),
-        (FamilyBinding(package.replace("PushDown", "Critical"), {}, run), "a critic"),
         (FamilyBinding("grpo", {"eps_clipp": 0.1}, run), "eps_clipp"),
         (grpo_binding(kl_loss_coef=0.1), "reference model"),
     ]:

@@ -172,3 +172,18 @@ def test_workers_and_their_helpers_die_with_a_parent_that_is_killed(tmp_path: Pa
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
     assert eventually(lambda: all(gone(pid) for pid in pids))
+
+
+def test_scratch_is_under_the_log_directory_and_what_a_killed_trainer_left_is_removed(tmp_path: Path) -> None:
+    left, other = tmp_path / "scratch-of-a-killed-one", tmp_path / "notes"
+    for directory in (left, other):
+        directory.mkdir()
+    with group_of(1, tmp_path) as group:
+        (answer,) = group.call("where", [()], 10)
+        assert isinstance(answer, tuple)
+        scratch = Path(answer[2].removeprefix("file://")).parent
+        assert scratch.parent == tmp_path and scratch.is_dir()
+        assert not left.exists() and other.exists()
+        with group_of(1, tmp_path):
+            assert scratch.is_dir()
+    assert not scratch.exists()

@@ -110,11 +110,27 @@ class TrainingBackend(Protocol):
         """
         ...
 
+    def compute_advantages(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+        """The same steps with what the family's `custom_advantage_function` makes of all their rows at once.
+
+        Where the family has a critic, rows also get its ``values`` and their ``returns``. No weight moves. Raises
+        `InvalidInput` for what the family refuses.
+        """
+        ...
+
+    def train_critic(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> StepReport:
+        """Take one optimizer step of the critic for each entry of ``steps``, as the family's `CriticSpec` says.
+
+        The critic starts from the reference model with the first job that needs one, and is part of every later
+        checkpoint. Raises `StepRefused`; its ``steps_taken`` are the critic's.
+        """
+        ...
+
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
         """Write a model export, a checkpoint, or both; a directory that is named must not exist.
 
-        Equal weights give equal bytes. The checkpoint holds weights, optimizer, random-number states and
-        ``driver_state`` as it is given. Files are complete but not synced when this returns.
+        Equal weights give equal bytes. The checkpoint holds weights, optimizer, critic, weights that the family keeps,
+        random-number states and ``driver_state`` as it is given. Files are complete but not synced when this returns.
         """
         ...
 

@@ -19,8 +19,11 @@ def refuse_unsupported(binding: FamilyBinding) -> None:
 
 
 def layout_of(settings: TrainerSettings) -> str:
-    """How the workers share the model, e.g. "tp2 dp1"."""
-    return f"tp{settings.tensor_parallel} dp{settings.data_parallel}"
+    """How the workers share the model, e.g. "tp2 dp1"; pipeline and context where there is more than one rank."""
+    parts = [f"tp{settings.tensor_parallel}"]
+    parts += [f"pp{settings.pipeline_parallel}"] if settings.pipeline_parallel > 1 else []
+    parts += [f"cp{settings.context_parallel}"] if settings.context_parallel > 1 else []
+    return " ".join([*parts, f"dp{settings.data_parallel}"])
 
 
 def _megatron(settings: TrainerSettings) -> TrainingBackend:
@@ -30,7 +33,12 @@ def _megatron(settings: TrainerSettings) -> TrainingBackend:
     from atoll.trainer.workers.local import LocalWorkerGroup
 
     megatron = MegatronSettings(
-        layout=ParallelLayout(tensor=settings.tensor_parallel, data=settings.data_parallel),
+        layout=ParallelLayout(
+            tensor=settings.tensor_parallel,
+            data=settings.data_parallel,
+            pipeline=settings.pipeline_parallel,
+            context=settings.context_parallel,
+        ),
         micro_batch=MicroBatchLimit(tokens=settings.micro_batch_tokens),
         optimizer=AdamW(
             beta1=settings.adam_beta1,

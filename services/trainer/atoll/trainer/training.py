@@ -1,13 +1,12 @@
 """RUNNING: the family drives the workers through the job's optimizer steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from atoll.common.errors import BadConfiguration
 from atoll.families.catalog import AnyFamily
 from atoll.families.steps import TrainStep
-from atoll.trainer.backend import FamilyBinding, StepReport, TrainingBackend
+from atoll.trainer.backend import FamilyBinding, StepRefused, StepReport, TrainingBackend
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,23 @@ class JobWorkers:
     reports: list[StepReport] = field(default_factory=list)
 
     def train_actor(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
-        report = self.backend.train(self.binding, steps, self.schedule.rates(len(steps)))
-        self.reports.append(report)
-        return report.metrics
+        return self._train(lambda: self.backend.train(self.binding, steps, self.schedule.rates(len(steps))))
 
     def train_critic(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
-        raise _not_computed("trains a critic")
+        return self._train(lambda: self.backend.train_critic(self.binding, steps))
 
     def compute_advantages(self, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
-        raise _not_computed("computes advantages")
+        return self.backend.compute_advantages(self.binding, steps)
+
+    def _train(self, call: Callable[[], StepReport]) -> Sequence[Mapping[str, float]]:
+        before = sum(len(report.metrics) for report in self.reports)
+        try:
+            report = call()
+        except StepRefused as refusal:
+            # Also steps of the other model are in the workers' memory.
+            raise StepRefused(refusal.message, refusal.sample_ids, refusal.steps_taken + before) from refusal
+        self.reports.append(report)
+        return report.metrics
 
 
 def train_steps(
@@ -54,7 +61,8 @@ def train_steps(
     """
     workers = JobWorkers(backend, binding, schedule)
     per_step = family.train(workers, steps)
-    metrics = {f"train/{name}": value for name, value in mean_of_steps(per_step).items()}
+    # A name with a group of its own, such as critic/loss, keeps it.
+    metrics = {name if "/" in name else f"train/{name}": value for name, value in mean_of_steps(per_step).items()}
     for report in workers.reports:
         for phase, seconds in report.seconds.items():
             name = f"perf/workers_{phase}_seconds"
@@ -66,8 +74,3 @@ def mean_of_steps(per_step: Sequence[Mapping[str, float]]) -> Mapping[str, float
     """The mean of each metric over the steps that report it."""
     names = dict.fromkeys(name for metrics in per_step for name in metrics)
     return {name: float(np.mean([metrics[name] for metrics in per_step if name in metrics])) for name in names}
-
-
-def _not_computed(what: str) -> BadConfiguration:
-    """Preflight refuses families that need it, so a family that asks anyway did not declare it."""
-    return BadConfiguration(f"no backend {what} yet", field="family")

@@ -147,16 +147,18 @@ def _rope(path: Path, config: Mapping[str, object]) -> tuple[float, Llama3Rope |
     raise UnsupportedModel(path, "rope_type", "default, linear or llama3", kind)
 
 
-def check_divisible(architecture: Architecture, tensor: int) -> None:
-    """Refuse a tensor-parallel size that does not divide the model's heads or feed-forward columns.
+def check_divisible(architecture: Architecture, tensor: int, pipeline: int = 1) -> None:
+    """Refuse a tensor-parallel size that does not divide the model's heads or feed-forward columns, and a
+    pipeline-parallel size that does not divide its layers.
 
     Raises `UnsupportedModel`.
     """
-    for name, size in (
-        ("num_attention_heads", architecture.heads),
-        ("num_key_value_heads", architecture.kv_heads),
-        ("intermediate_size", architecture.ffn_size),
+    for name, size, kind, ranks in (
+        ("num_attention_heads", architecture.heads, "tensor", tensor),
+        ("num_key_value_heads", architecture.kv_heads, "tensor", tensor),
+        ("intermediate_size", architecture.ffn_size, "tensor", tensor),
+        ("num_hidden_layers", architecture.layers, "pipeline", pipeline),
     ):
-        if size % tensor:
-            expected = f"a multiple of the tensor-parallel size {tensor}"
+        if size % ranks:
+            expected = f"a multiple of the {kind}-parallel size {ranks}"
             raise UnsupportedModel(architecture.name, name, expected, size, "choose a size that divides it")

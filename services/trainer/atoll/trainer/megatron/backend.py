@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import structlog
+from atoll.common.errors import InvalidInput
 from atoll.families.rows import Float32, Row
-from atoll.families.steps import TrainStep
+from atoll.families.steps import TrainRow, TrainStep
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepRefused, StepReport
 from atoll.trainer.megatron.architecture import Architecture, UnsupportedModel, check_divisible, read_architecture
 from atoll.trainer.megatron.family_check import check_family
-from atoll.trainer.megatron.refusals import NotFinite
+from atoll.trainer.megatron.refusals import FamilyRefused, NotFinite
 from atoll.trainer.megatron.row_plan import RowPlan, plan_rows
 from atoll.trainer.megatron.settings import MegatronSettings
 from atoll.trainer.workers.group import WorkerGroup, WorkerLost, WorkerPlan
@@ -67,29 +68,29 @@ class MegatronBackend:
     ) -> Loaded:
         """See `TrainingBackend.load`. Raises `UnsupportedModel` before any worker is touched."""
         architecture = read_architecture(model_directory)
-        check_divisible(architecture, self._settings.layout.tensor)
+        check_divisible(architecture, self._settings.layout.tensor, self._settings.layout.pipeline)
         if reference_directory is not None and (other := read_architecture(reference_directory)) != architecture:
             raise UnsupportedModel(reference_directory, "reference model", f"the actor's {architecture}", other)
         if self._group is None or not self._group.alive():
             self._start()
-        answers = self._call_all("load", (model_directory, checkpoint_directory), self._timeouts.load)
-        self._call_all("set_reference", (reference_directory,), self._timeouts.load)
+        answers = self._call_all(
+            "load", (model_directory, checkpoint_directory, reference_directory), self._timeouts.load
+        )
         self._architecture = architecture
         self._has_reference = reference_directory is not None
         return cast(Loaded, answers[0])
 
     def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
         """See `TrainingBackend.log_probs`."""
-        plan = self._plan([len(row.tokens) for row in rows])
-        shares = [[[rows[i] for i in micro_batch] for micro_batch in share] for share in plan]
-        answers = self._call("log_probs", [(shares[self._share(r)],) for r in self._ranks()], self._timeouts.step)
-        found: dict[int, Float32] = {}
-        for rank in self._ranks():
-            answer = cast(list[Float32], answers[rank])
-            if answer:
-                indices = [i for micro_batch in plan[self._share(rank)] for i in micro_batch]
-                found |= dict(zip(indices, answer, strict=True))
-        return [found[i] for i in range(len(rows))]
+        return cast(list[Float32], self._of_each_row("log_probs", (), rows, [len(row.tokens) for row in rows]))
+
+    def compute_advantages(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
+        """See `TrainingBackend.compute_advantages`."""
+        self._check(family)
+        rows = [item for step in steps for item in step.rows]
+        lengths = [len(item.row.tokens) for item in rows]
+        computed = iter(zip(rows, self._of_each_row("compute_advantages", (family,), rows, lengths), strict=True))
+        return tuple(TrainStep(tuple(_with(*next(computed)) for _ in step.rows)) for step in steps)
 
     def train(self, family: FamilyBinding, steps: Sequence[TrainStep], learning_rates: Sequence[float]) -> StepReport:
         """See `TrainingBackend.train`. ``seconds`` are of the slowest rank in each phase.
@@ -98,17 +99,43 @@ class MegatronBackend:
         """
         if len(steps) != len(learning_rates):
             raise ValueError(f"expected a learning rate for each of {len(steps)} steps, got {len(learning_rates)}")
+        self._check(family)
+        return self._train("train", family, steps, (tuple(learning_rates),))
+
+    def train_critic(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> StepReport:
+        """See `TrainingBackend.train_critic`."""
+        self._check(family)
+        return self._train("train_critic", family, steps, ())
+
+    def _check(self, family: FamilyBinding) -> None:
         check_family(family, has_reference=self._has_reference)
-        shares: list[list[list[list[object]]]] = [[] for _ in range(self._settings.layout.data)]
+
+    def _train(
+        self, method: str, family: FamilyBinding, steps: Sequence[TrainStep], rest: tuple[object, ...]
+    ) -> StepReport:
+        shares: list[list[list[list[TrainRow]]]] = [[] for _ in range(self._settings.layout.data)]
         for step in steps:
             plan = self._plan([len(item.row.tokens) for item in step.rows])
             for share, mine in zip(shares, plan, strict=True):
                 share.append([[step.rows[i] for i in micro_batch] for micro_batch in mine])
-        arguments = [(family, shares[self._share(rank)], tuple(learning_rates)) for rank in self._ranks()]
-        reports = cast(list[StepReport], self._call("train", arguments, self._timeouts.step))
+        arguments = [(family, shares[self._share(rank)], *rest) for rank in self._ranks()]
+        reports = cast(list[StepReport], self._call(method, arguments, self._timeouts.step))
         phases = {name for report in reports for name in report.seconds}
         seconds = {name: max(report.seconds.get(name, 0.0) for report in reports) for name in sorted(phases)}
         return StepReport(reports[0].metrics, seconds)
+
+    def _of_each_row(
+        self, method: str, first: tuple[object, ...], rows: Sequence[object], lengths: Sequence[int]
+    ) -> list[object]:
+        """Deals rows to the copies of the model and puts their answers in the rows' order."""
+        shares = [[i for micro_batch in share for i in micro_batch] for share in self._plan(lengths)]
+        arguments = [(*first, [rows[i] for i in shares[self._share(rank)]]) for rank in self._ranks()]
+        answers = self._call(method, arguments, self._timeouts.step)
+        found: dict[int, object] = {}
+        for rank in self._ranks():
+            if self._settings.layout.speaks(rank):
+                found |= dict(zip(shares[self._share(rank)], cast(list[object], answers[rank]), strict=True))
+        return [found[i] for i in range(len(rows))]
 
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
         """See `TrainingBackend.stage`. Raises `OSError` (ENOSPC) before it writes anything, where there is no room."""
@@ -137,7 +164,10 @@ class MegatronBackend:
         if self._architecture is None:
             return
         weights = self._architecture.parameters * _FLOAT32_BYTES
-        for directory, copies in ((model_directory, 1), (checkpoint_directory, 3)):  # weights and two moments
+        of_checkpoint = 0
+        if checkpoint_directory is not None:
+            of_checkpoint = cast(int, self._call_all("checkpoint_copies", (), self._timeouts.stage)[0])
+        for directory, copies in ((model_directory, 1), (checkpoint_directory, of_checkpoint)):
             if directory is not None:
                 free = shutil.disk_usage(directory.parent).free
                 needed = copies * weights
@@ -179,10 +209,17 @@ class MegatronBackend:
             return self._group.call(method, arguments, timeout_s)
         except NotFinite as refusal:
             raise _step_refused(refusal) from refusal
+        except FamilyRefused as refusal:
+            raise InvalidInput(refusal.message, field=refusal.field) from refusal
         except WorkerLost as lost:
             self._architecture = None
             _log.error("trainer workers lost", method=method, rank=lost.rank, reason=lost.reason)
             raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
+
+
+def _with(item: TrainRow, computed: object) -> TrainRow:
+    advantages, values, returns = cast(tuple[Float32, Float32 | None, Float32 | None], computed)
+    return replace(item, advantages=advantages, values=values, returns=returns)
 
 
 def _step_refused(refusal: NotFinite) -> StepRefused:

@@ -1,18 +1,21 @@
-"""torch_dist checkpoints: weights, optimizer and random-number states, which any tensor or data layout can load."""
+"""torch_dist checkpoints of actor, critic, kept weights and random-number states, which any layout can load."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import shutil
-import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from atoll.trainer.megatron.optimizer import StepOptimizer
+from atoll.families.policy_spec import CriticSpec
+from atoll.trainer.megatron.rank_model import RankModel
+from atoll.trainer.megatron.weight_sets import WeightSets
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
@@ -21,11 +24,12 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from megatron.core.models.gpt import GPTModel
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 _WEIGHTS = "torch_dist"
 _DRIVER_STATE = "driver_state"
+_CONTENTS = "contents.json"
+_CRITIC_PREFIX = "critic."
 _FORMAT_VERSION = 1
 # Without an explicit optimizer layout megatron-core's default fails; this one loads under any TP and DP.
 _METADATA: Mapping[str, object] = {
@@ -36,16 +40,50 @@ _METADATA: Mapping[str, object] = {
 }
 
 
-def save_checkpoint(directory: Path, model: GPTModel, optimizer: StepOptimizer, driver_state: bytes) -> None:
+@dataclass(frozen=True)
+class CheckpointParts:
+    """What a checkpoint is made of, besides random-number states and the driver's state."""
+
+    actor: RankModel
+    critic: RankModel | None
+    sets: WeightSets
+
+
+@dataclass(frozen=True)
+class CheckpointContents:
+    """What a checkpoint holds beside the actor.
+
+    Example: ``CheckpointContents(CriticSpec(1e-5, 0.2), ("teacher",))``
+    """
+
+    critic: CriticSpec | None = None
+    """Only what decides the critic's shape is read from it; a job brings its own."""
+    weights: tuple[str, ...] = ()
+    """Names of the kept weight sets."""
+
+
+def read_contents(directory: Path) -> CheckpointContents:
+    """Tell what must be there before `load_checkpoint` can fill it."""
+    path = directory / _CONTENTS
+    if not path.exists():  # written before there were critics
+        return CheckpointContents()
+    document = json.loads(path.read_text())
+    critic = CriticSpec(learning_rate=1.0, value_clip=1.0) if document["critic"] else None
+    return CheckpointContents(critic, tuple(document["weights"]))
+
+
+def save_checkpoint(directory: Path, parts: CheckpointParts, driver_state: bytes) -> None:
     """Write a checkpoint into ``directory``, which must not exist. A collective over all ranks."""
     weights = directory / _WEIGHTS
     if dist.get_rank() == 0:
         weights.mkdir(parents=True)
         (directory / _DRIVER_STATE).write_bytes(driver_state)
+        contents = {"critic": parts.critic is not None, "weights": sorted(parts.sets.kept)}
+        (directory / _CONTENTS).write_text(json.dumps(contents, sort_keys=True) + "\n")
     dist.barrier()
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     dist_checkpointing.save(
-        _sharded_state(model, optimizer, loading=False) | {"random": _random_state()},
+        _sharded_state(parts, loading=False) | {"random": _random_state()},
         str(weights),
         FullyParallelSaveStrategyWrapper(_strategy(), group),
         content_metadata=dict(_METADATA),
@@ -54,26 +92,31 @@ def save_checkpoint(directory: Path, model: GPTModel, optimizer: StepOptimizer, 
         _forget_where_and_when(weights / ".metadata")
 
 
-def warm_up_saving() -> None:
+def warm_up_saving(scratch: Path) -> None:
     """Save something tiny, so that no step waits for the helper process that the first save starts (3 to 7 s)."""
-    shared: list[str | None] = [tempfile.mkdtemp(prefix="atoll-warm-up-") if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(shared)
-    directory = Path(str(shared[0]))
+    directory = scratch / "warm-up"
     directory.mkdir(exist_ok=True)
+    dist.barrier()
     piece = ShardedTensor.from_rank_offsets("warm_up", torch.zeros(1), (0, dist.get_rank(), dist.get_world_size()))
     dist_checkpointing.save({"warm_up": piece}, str(directory), _strategy())
     dist.barrier()
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def load_checkpoint(directory: Path, model: GPTModel, optimizer: StepOptimizer) -> bytes:
-    """Overwrite weights, optimizer and random-number states; returns the driver's state. A collective."""
+def load_checkpoint(directory: Path, parts: CheckpointParts) -> bytes:
+    """Overwrite the parts and the random-number states; returns the driver's state. A collective."""
     weights = str(directory / _WEIGHTS)
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(weights), group)
-    state = dist_checkpointing.load(_sharded_state(model, optimizer, loading=True), weights, strategy)
-    model.load_state_dict(state["model"])
-    optimizer.load(state["optimizer"])
+    state = dist_checkpointing.load(_sharded_state(parts, loading=True), weights, strategy)
+    parts.actor.module.load_state_dict(state["model"])
+    parts.actor.optimizer.load(state["optimizer"])
+    if parts.critic is not None:
+        loaded = {name.removeprefix(_CRITIC_PREFIX): tensor for name, tensor in state["critic"].items()}
+        parts.critic.module.load_state_dict(loaded)
+        parts.critic.optimizer.load(state["critic_optimizer"])
+    for name, shards in state.get("kept", {}).items():
+        parts.sets.kept[name] = {key: tensor.detach().to("cpu", torch.float32) for key, tensor in shards.items()}
     random.setstate(state["random"]["python"])
     np.random.set_state(state["random"]["numpy"])
     torch.set_rng_state(state["random"]["torch"])
@@ -91,10 +134,19 @@ def _strategy() -> TorchDistSaveShardedStrategy:
     return TorchDistSaveShardedStrategy("torch_dist", _FORMAT_VERSION, thread_count=1)
 
 
-def _sharded_state(model: GPTModel, optimizer: StepOptimizer, *, loading: bool) -> dict[str, object]:
-    weights = model.sharded_state_dict(metadata=dict(_METADATA))
-    moments = optimizer.megatron.sharded_state_dict(weights, is_loading=loading, metadata=dict(_METADATA))
-    return {"model": weights, "optimizer": moments}
+def _sharded_state(parts: CheckpointParts, *, loading: bool) -> dict[str, object]:
+    weights = parts.actor.module.sharded_state_dict(metadata=dict(_METADATA))
+    state: dict[str, object] = {"model": weights, "optimizer": _moments(parts.actor, weights, loading)}
+    if parts.critic is not None:
+        values = parts.critic.module.sharded_state_dict(prefix=_CRITIC_PREFIX, metadata=dict(_METADATA))
+        state |= {"critic": values, "critic_optimizer": _moments(parts.critic, values, loading)}
+    if parts.sets.kept:
+        state["kept"] = parts.sets.sharded(weights)
+    return state
+
+
+def _moments(model: RankModel, weights: object, loading: bool) -> object:
+    return model.optimizer.megatron.sharded_state_dict(weights, is_loading=loading, metadata=dict(_METADATA))
 
 
 def _random_state() -> dict[str, object]:

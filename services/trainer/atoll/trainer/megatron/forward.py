@@ -23,14 +23,17 @@ class ResponseModel:
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
         self._predictors: Tensor | None = None
-        model.module.output_layer.register_forward_pre_hook(self._keep_predictors)
+        self._is_last_stage = bool(model.module.post_process)
+        if self._is_last_stage:
+            model.module.output_layer.register_forward_pre_hook(self._keep_predictors)
 
     def run(
         self, micro_batches: Sequence[PackedTokens], of_logits: LossOfLogits, *, backward: bool
     ) -> list[Mapping[str, Tensor]]:
         """What ``of_logits`` kept of each micro-batch, in order. With ``backward``, gradients are added up.
 
-        A collective over this rank's copy of the model; with ``backward``, at its end over all copies.
+        On a pipeline stage before the last ``of_logits`` is not called and nothing is kept. A collective over this
+        rank's copy of the model; with ``backward``, at its end over all copies.
         """
         packs = iter(enumerate(micro_batches))
 
@@ -58,7 +61,7 @@ class ResponseModel:
                 micro_batch_size=1,
                 forward_only=not backward,
             )
-        return kept
+        return kept if self._is_last_stage else [{} for _ in micro_batches]
 
     def _keep_predictors(self, _layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, *rest = inputs  # hidden [t, 1, h]

@@ -7,6 +7,7 @@ import math
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from atoll.trainer.megatron.packing import zigzag_positions
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
@@ -42,15 +43,33 @@ class _GatherOverContext(torch.autograd.Function):
         return gradient[group.rank()], None
 
 
-def zigzag_positions(length: int, size: int, rank: int) -> Tensor:
-    """Positions that a context-parallel rank holds: chunks ``rank`` and ``2 size - 1 - rank`` of 2 ``size`` equal ones.
+class ValueHead(torch.nn.Linear):
+    """A critic's output layer: one value of every position [t, 1, h] -> [t, 1, 1], whole on every tensor-parallel rank.
 
-    Returns int64 [length / size]. Each rank gets an early and a late chunk, so causal work is even. ``length`` must be
-    a multiple of 2 ``size``.
+    It is called like megatron-core's output layer, whose place it takes.
     """
-    chunk = length // (2 * size)
-    late = 2 * size - 1 - rank
-    return torch.cat([torch.arange(rank * chunk, (rank + 1) * chunk), torch.arange(late * chunk, (late + 1) * chunk)])
+
+    def __init__(self, hidden_size: int, *, zero_init: bool) -> None:
+        super().__init__(hidden_size, 1)
+        self._zero_init = zero_init
+        self.reset()
+
+    def reset(self) -> None:
+        """As before the first step."""
+        with torch.no_grad():
+            self.bias.zero_()
+            if self._zero_init:
+                self.weight.zero_()
+            else:
+                # Of the shape alone, so that every rank and every restart draws the same.
+                generator = torch.Generator().manual_seed(self.in_features)
+                self.weight.copy_(torch.randn(self.weight.shape, generator=generator) / math.sqrt(self.in_features))
+
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
+    ) -> tuple[Tensor, None]:
+        """hidden [t, 1, h] -> values [t, 1, 1]; the other arguments are those of an output layer and unused."""
+        return super().forward(hidden), None
 
 
 class PackedCoreAttention(MegatronModule):  # type: ignore[misc]
@@ -98,7 +117,7 @@ class PackedCoreAttention(MegatronModule):  # type: ignore[misc]
         mask = None
         if self._context.size() > 1:
             size, length = self._context.size(), q.size(0) * self._context.size()
-            held = [zigzag_positions(length, size, rank) for rank in range(size)]
+            held = [torch.as_tensor(zigzag_positions(length, size, rank)) for rank in range(size)]
             order = torch.argsort(torch.cat(held)).to(q.device)
             k, v = (
                 _GatherOverContext.apply(x, self._context).flatten(0, 1).index_select(0, order)  # type: ignore[no-untyped-call]

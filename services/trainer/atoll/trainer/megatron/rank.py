@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.families.losses.vocab import VocabShard
+from atoll.common.errors import InvalidInput
 from atoll.families.rows import Float32, Row
+from atoll.families.steps import TrainRow
 from atoll.trainer.backend import FamilyBinding, Loaded, StepReport
-from atoll.trainer.megatron.architecture import Architecture, read_architecture
-from atoll.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint, warm_up_saving
-from atoll.trainer.megatron.forward import ResponseModel
+from atoll.trainer.megatron import jobs
+from atoll.trainer.megatron.actor import MegatronActor
+from atoll.trainer.megatron.architecture import read_architecture
+from atoll.trainer.megatron.checkpoint import (
+    CheckpointParts,
+    load_checkpoint,
+    read_contents,
+    save_checkpoint,
+    warm_up_saving,
+)
+from atoll.trainer.megatron.critic import train_critic
 from atoll.trainer.megatron.groups import join_groups
-from atoll.trainer.megatron.hf_files import HfWeights, read_companions, write_export
-from atoll.trainer.megatron.model import build_model, padded_vocabulary
+from atoll.trainer.megatron.hf_files import read_companions, write_export
 from atoll.trainer.megatron.objective import Objective
-from atoll.trainer.megatron.optimizer import StepOptimizer, wrap_for_data_parallel
-from atoll.trainer.megatron.parameters import gather_weights, load_weights
-from atoll.trainer.megatron.reference import FrozenWeights
+from atoll.trainer.megatron.parameters import gather_weights
+from atoll.trainer.megatron.passes import response_log_probs
+from atoll.trainer.megatron.rank_model import RankModel
+from atoll.trainer.megatron.refusals import FamilyRefused
 from atoll.trainer.megatron.settings import MegatronSettings
-from atoll.trainer.megatron.training import MicroBatches, PhaseClock, StepInputs, forward_log_probs, take_step
+from atoll.trainer.megatron.training import MicroBatches, PhaseClock
+from atoll.trainer.megatron.weight_sets import WeightSets
 from atoll.trainer.workers.group import WorkerPlace
-from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.models.gpt import GPTModel
-from torch import Tensor
 
-LogProbs = list[list[list[Tensor]]]
-"""By optimizer step, micro-batch and row."""
-
-
-@dataclass
-class _Model:
-    """What `MegatronRank.load` builds once and later loads overwrite."""
-
-    architecture: Architecture
-    padded_vocab: int
-    shard: VocabShard
-    module: GPTModel
-    wrapped: DistributedDataParallel
-    responses: ResponseModel
-    optimizer: StepOptimizer
-    companions: dict[str, bytes]
+_STATE_COPIES = 3
+"""Numbers that a checkpoint holds for each weight of a trained model: itself and two moments."""
 
 
 class MegatronRank:
-    """Holds this rank's shard of the weights and of the optimizer.
+    """Holds this rank's shard of the weights and of the optimizer, and of the critic's where a family has one.
 
     Built by a worker process from its place and the settings; see `atoll.trainer.backend.TrainingBackend` for what
     the methods do together.
@@ -55,59 +47,87 @@ class MegatronRank:
     def __init__(self, place: WorkerPlace, settings: MegatronSettings, collective_timeout_s: float) -> None:
         self._place = place
         self._settings = settings
-        self._device = join_groups(place, settings, collective_timeout_s)
-        self._model: _Model | None = None
-        self._reference_directory: Path | None = None
-        self._reference: FrozenWeights | None = None
-        warm_up_saving()
+        self._member = join_groups(place, settings, collective_timeout_s)
+        self._model: RankModel | None = None
+        self._critic: RankModel | None = None
+        self._critic_in_use = False
+        """A critic that is not starts afresh from the base weights with the next job that needs it."""
+        self._sets = WeightSets()
+        self._companions: dict[str, bytes] = {}
+        self._base_directory: Path | None = None
+        """Weights that a new critic starts from."""
+        self._initialized: set[str] = set()
+        """Families whose `actor_init_hook` has run since the load."""
+        warm_up_saving(place.scratch)
 
-    def load(self, model_directory: Path, checkpoint_directory: Path | None) -> Loaded:
-        """Weights and a fresh optimizer, or everything from a checkpoint."""
+    def load(self, model_directory: Path, checkpoint_directory: Path | None, base_directory: Path | None) -> Loaded:
+        """Weights and a fresh optimizer, or everything from a checkpoint; a new critic starts from the base's."""
         architecture = read_architecture(model_directory)
         if self._model is None or self._model.architecture != architecture:
-            self._model, self._reference = self._build(architecture), None
-        model = self._model
-        model.companions = read_companions(model_directory)
-        if checkpoint_directory is not None:
-            driver_state = load_checkpoint(checkpoint_directory, model.module, model.optimizer)
-            return Loaded(model.optimizer.steps_taken(), driver_state)
-        load_weights(model.module, architecture, model.padded_vocab, HfWeights(model_directory).read)
-        model.optimizer.reset()
-        return Loaded(0, None)
+            self._model = RankModel.build(architecture, self._settings, self._member)
+            self._critic, self._sets = None, WeightSets()
+        self._companions = read_companions(model_directory)
+        self._base_directory = base_directory or model_directory
+        self._critic_in_use, self._initialized = False, set()
+        if checkpoint_directory is None:
+            self._sets.kept = {}
+            self._model.start_from(model_directory)
+            return Loaded(0, None)
+        contents = read_contents(checkpoint_directory)
+        self._sets.allocate(contents.weights, self._model)
+        if contents.critic is not None:
+            self._critic = self._critic or RankModel.build(architecture, self._settings, self._member, contents.critic)
+            self._critic_in_use = True
+        driver_state = load_checkpoint(checkpoint_directory, self._parts(self._model))
+        return Loaded(self._model.optimizer.steps_taken(), driver_state)
 
-    def set_reference(self, directory: Path | None) -> None:
-        """Where the frozen reference weights are; they are read when a job first needs them."""
-        if directory != self._reference_directory:
-            self._reference_directory, self._reference = directory, None
-
-    def log_probs(self, micro_batches: Sequence[Sequence[Row]]) -> list[Float32]:
+    def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
         """float32 [R] of this rank's rows, in their order; empty on all but one rank of a copy of the model."""
         model = self._loaded()
-        found = forward_log_probs(model.responses, micro_batches, model.shard, self._device)
-        if parallel_state.get_tensor_model_parallel_rank() != 0:
-            return []
-        return [log_probs.float().cpu().numpy() for rows in found for log_probs in rows]
+        limit = self._settings.micro_batch
+        found = response_log_probs(model.responses, rows, model.shard, self._member, limit)
+        return [each.numpy() for each in found] if self._member.speaks else []
+
+    def compute_advantages(self, binding: FamilyBinding, rows: Sequence[TrainRow]) -> list[jobs.Computed]:
+        """What the family computes of this rank's rows, in their order; empty on all but one rank of a copy."""
+        model = self._loaded()
+        objective = self._objective(binding)
+        critic = self._critic_of(model, objective)
+        self._read_reference(model, objective)
+        limit = self._settings.micro_batch
+        with _refusals_told():
+            found = jobs.compute_advantages(model, critic, self._sets, objective, rows, self._member, limit)
+        return found if self._member.speaks else []
 
     def train(
         self, binding: FamilyBinding, steps: Sequence[MicroBatches], learning_rates: Sequence[float]
     ) -> StepReport:
-        """Take the optimizer steps of a job on this rank's rows. Raises `NotFinite` on every rank."""
+        """Take the optimizer steps of a job on this rank's rows.
+
+        Raises `NotFinite` and `FamilyRefused` on every rank.
+        """
         model = self._loaded()
-        objective = Objective(binding, model.shard, self._device)
-        clock = PhaseClock()
-        old: LogProbs | None = None
-        ref: LogProbs | None = None
-        # Before a job's only step the current log-probs are the old ones: the loss takes them from its own forward.
-        if objective.needs.old_log_probs and len(steps) > 1:
-            with clock.phase("old_log_probs"):
-                old = [self._log_probs_of(model, step) for step in steps]
-        if objective.needs.reference_log_probs:
-            with clock.phase("reference_log_probs"), self._frozen_reference(model).in_place_of(model.module):
-                ref = [self._log_probs_of(model, step) for step in steps]
-        metrics = []
-        for number, (step, rate) in enumerate(zip(steps, learning_rates, strict=True)):
-            inputs = StepInputs(step, _of_step(old, number), _of_step(ref, number), rate)
-            metrics.append(take_step(model.responses, model.optimizer, objective, inputs, number, clock, self._device))
+        objective = self._objective(binding)
+        limit, clock = self._settings.micro_batch, PhaseClock()
+        actor = MegatronActor(model, self._sets, objective, self._member, limit)
+        with _refusals_told():
+            init = objective.function.hooks.actor_init
+            if init is not None and objective.name not in self._initialized:
+                init(actor)
+            self._initialized.add(objective.name)
+            self._read_reference(model, objective)
+            metrics = jobs.train_actor(
+                model, self._sets, objective, actor, steps, learning_rates, self._member, limit, clock
+            )
+        return StepReport(tuple(metrics), clock.seconds)
+
+    def train_critic(self, binding: FamilyBinding, steps: Sequence[MicroBatches]) -> StepReport:
+        """Take optimizer steps of the critic on this rank's rows. Raises `NotFinite` on every rank."""
+        objective, clock = self._objective(binding), PhaseClock()
+        critic = self._critic_of(self._loaded(), objective)
+        if critic is None or objective.needs.critic is None:
+            raise ValueError(f"loss family {objective.name} asks for no critic")
+        metrics = train_critic(critic, objective, objective.needs.critic, steps, self._member, clock)
         return StepReport(tuple(metrics), clock.seconds)
 
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
@@ -116,53 +136,52 @@ class MegatronRank:
         if model_directory is not None:
             weights = gather_weights(model.module, model.architecture)
             if self._place.rank == 0:
-                write_export(model.companions, model_directory, weights)
+                write_export(self._companions, model_directory, weights)
             else:
                 for _ in weights:  # takes part in the gathers
                     pass
         if checkpoint_directory is not None:
-            save_checkpoint(checkpoint_directory, model.module, model.optimizer, driver_state)
+            save_checkpoint(checkpoint_directory, self._parts(model), driver_state)
 
-    def _build(self, architecture: Architecture) -> _Model:
-        module = build_model(architecture, self._settings, self._device)
-        wrapped = wrap_for_data_parallel(module)
-        return _Model(
-            architecture=architecture,
-            padded_vocab=padded_vocabulary(architecture, self._settings),
-            shard=self._shard(architecture.vocab_size),
-            module=module,
-            wrapped=wrapped,
-            responses=ResponseModel(wrapped),
-            optimizer=StepOptimizer(wrapped, self._settings.optimizer),
-            companions={},
-        )
+    def checkpoint_copies(self) -> int:
+        """How many times the weights a checkpoint would hold."""
+        return _STATE_COPIES * (2 if self._critic_in_use else 1) + len(self._sets.kept)
 
-    def _shard(self, vocab_size: int) -> VocabShard:
-        if self._settings.layout.tensor == 1:
-            return VocabShard(vocab_size)
-        return VocabShard(
-            vocab_size,
-            parallel_state.get_tensor_model_parallel_group(),
-            parallel_state.get_tensor_model_parallel_rank(),
-            self._settings.layout.tensor,
-        )
+    def _parts(self, model: RankModel) -> CheckpointParts:
+        return CheckpointParts(model, self._critic if self._critic_in_use else None, self._sets)
 
-    def _log_probs_of(self, model: _Model, step: MicroBatches) -> list[list[Tensor]]:
-        rows = [[item.row for item in micro_batch] for micro_batch in step]
-        return forward_log_probs(model.responses, rows, model.shard, self._device)
+    def _objective(self, binding: FamilyBinding) -> Objective:
+        return Objective(binding, self._loaded().shard, self._member)
 
-    def _frozen_reference(self, model: _Model) -> FrozenWeights:
-        if self._reference is None:
-            if self._reference_directory is None:
+    def _critic_of(self, model: RankModel, objective: Objective) -> RankModel | None:
+        spec = objective.needs.critic
+        if spec is None:
+            return None
+        if self._critic is None:
+            self._critic = RankModel.build(model.architecture, self._settings, self._member, spec)
+        if not self._critic_in_use:
+            if self._base_directory is None:
+                raise RuntimeError("no model is loaded; call load first")
+            self._critic.start_from(self._base_directory)
+            self._critic_in_use = True
+        return self._critic
+
+    def _read_reference(self, model: RankModel, objective: Objective) -> None:
+        if objective.needs.reference_log_probs:
+            if self._base_directory is None:
                 raise RuntimeError("no reference model was given to load")
-            self._reference = FrozenWeights(self._reference_directory, model.architecture, model.padded_vocab)
-        return self._reference
+            self._sets.keep_directory(jobs.REFERENCE, self._base_directory, model)
 
-    def _loaded(self) -> _Model:
+    def _loaded(self) -> RankModel:
         if self._model is None:
             raise RuntimeError("no model is loaded; call load first")
         return self._model
 
 
-def _of_step(log_probs: LogProbs | None, number: int) -> list[list[Tensor]] | None:
-    return None if log_probs is None else log_probs[number]
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """What a hook refuses is refused on every rank: hooks decide by what all ranks have."""
+    try:
+        yield
+    except InvalidInput as refusal:
+        raise FamilyRefused(refusal.message, refusal.field) from refusal

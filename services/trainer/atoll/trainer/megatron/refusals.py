@@ -12,3 +12,12 @@ class NotFinite(WorkerRefusal):
         super().__init__(sample_ids, steps_taken)
         self.sample_ids = sample_ids
         self.steps_taken = steps_taken
+
+
+class FamilyRefused(WorkerRefusal):
+    """Raised on every rank when a family's hook refuses what it was given. Steps may have been taken before."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message, field)
+        self.message = message
+        self.field = field

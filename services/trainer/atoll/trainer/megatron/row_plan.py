@@ -21,12 +21,13 @@ def plan_rows(lengths: Sequence[int], data_ranks: int, limit: MicroBatchLimit) -
         emptiest = loads.index(min(loads))
         shares[emptiest].append(row)
         loads[emptiest] += lengths[row]
-    cut = [_cut(sorted(share), lengths, limit) for share in shares]
+    cut = [cut_rows(sorted(share), lengths, limit) for share in shares]
     most = max(1, *(len(micro_batches) for micro_batches in cut))
     return tuple(tuple(micro_batches + [()] * (most - len(micro_batches))) for micro_batches in cut)
 
 
-def _cut(share: Sequence[int], lengths: Sequence[int], limit: MicroBatchLimit) -> list[tuple[int, ...]]:
+def cut_rows(share: Sequence[int], lengths: Sequence[int], limit: MicroBatchLimit) -> list[tuple[int, ...]]:
+    """Cut rows, given by their indices into ``lengths``, into micro-batches, in the given order."""
     micro_batches: list[list[int]] = []
     tokens = 0
     for row in share:

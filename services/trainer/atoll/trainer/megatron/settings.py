@@ -7,27 +7,37 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How many ranks share a model (``tensor``) and how many copies split the rows (``data``).
+    """How many ranks share a model (``tensor`` x ``pipeline``) and a row (``context``), and how many copies split the
+    rows (``data``).
 
+    Ranks are numbered as megatron-core does: tensor neighbours first, then context, data, pipeline.
     Example: ``ParallelLayout(tensor=2, data=1)``
     """
 
     tensor: int = 1
     data: int = 1
+    pipeline: int = 1
+    context: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("tensor", self.tensor), ("data", self.data)):
+        for name in ("tensor", "data", "pipeline", "context"):
+            value = int(vars(self)[name])
             if value < 1:
                 raise ValueError(f"parallel layout: {name}: expected 1 or more, got {value}")
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.tensor * self.data
+        return self.tensor * self.context * self.data * self.pipeline
 
     def data_rank(self, rank: int) -> int:
-        """Which copy of the model a rank belongs to. Ranks of one copy are neighbours."""
-        return rank // self.tensor
+        """Which share of the rows a rank trains."""
+        return rank // (self.tensor * self.context) % self.data
+
+    def speaks(self, rank: int) -> bool:
+        """Whether a rank answers for its copy of the model: one rank of each copy, where the losses are."""
+        first = rank % (self.tensor * self.context) == 0
+        return first and rank // (self.tensor * self.context * self.data) == self.pipeline - 1
 
 
 @dataclass(frozen=True)

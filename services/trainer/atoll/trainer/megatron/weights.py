@@ -62,6 +62,11 @@ def weight_table(architecture: Architecture) -> list[Entry]:
     return table
 
 
+def tied_output_entry() -> Entry:
+    """The output layer of a tied model where it is a parameter of its own: on a last stage without the embedding."""
+    return Entry("output_layer.weight", ("model.embed_tokens.weight",), Join.VOCABULARY, Cut.ROWS)
+
+
 def _layer_entries(architecture: Architecture, ours: str, theirs: str) -> list[Entry]:
     def same(megatron: str, name: str, cut: Cut = Cut.WHOLE) -> Entry:
         return Entry(f"{ours}{megatron}.weight", (f"{theirs}{name}.weight",), Join.SAME, cut)

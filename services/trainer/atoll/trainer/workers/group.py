@@ -51,12 +51,14 @@ class WorkerPlan:
 class WorkerPlace:
     """Where a worker stands in its group. ``rendezvous`` is a torch.distributed init method of this group alone.
 
-    Example: ``WorkerPlace(rank=1, size=2, rendezvous="file:///tmp/atoll-workers-x1/rendezvous")``
+    Example: ``WorkerPlace(rank=1, size=2, rendezvous="file:///run/scratch-7-x1/rendezvous", scratch=Path("/run/..."))``
     """
 
     rank: int
     size: int
     rendezvous: str
+    scratch: Path
+    """Directory of this group alone, which all of its ranks share and which goes with it."""
 
 
 class WorkerGroup(Protocol):

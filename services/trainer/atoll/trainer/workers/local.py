@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ _LOG_TAIL_BYTES = 16_384
 # After one rank failed the others usually fail too, and one of them may name the cause (a rank that was killed
 # shows up beside peers that only lost a connection).
 _GRACE_S = 1.5
+_SCRATCH = "scratch-"
 
 
 class LocalWorkerGroup:
@@ -36,18 +38,18 @@ class LocalWorkerGroup:
         self._plan = plan
         self._lock = threading.Lock()
         self._released = threading.Event()
-        self._scratch = Path(tempfile.mkdtemp(prefix="atoll-workers-"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._log_starts: list[int] = []
         plan.log_directory.mkdir(parents=True, exist_ok=True)
+        self._scratch, self._scratch_lock = _make_scratch(plan.log_directory.resolve())
         self._spawn()
         # A file of its own makes the rendezvous: no port to clash with a group that starts beside this one.
         rendezvous = f"file://{self._scratch}/rendezvous"
         try:
             self._exchange(
                 [
-                    Start(plan.target, WorkerPlace(rank, plan.size, rendezvous), plan.arguments)
+                    Start(plan.target, WorkerPlace(rank, plan.size, rendezvous, self._scratch), plan.arguments)
                     for rank in range(plan.size)
                 ],
                 plan.start_timeout_s,
@@ -90,8 +92,10 @@ class LocalWorkerGroup:
         self.kill()
         for connection in self._connections:
             connection.close()
-        self._released.set()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if not self._released.is_set():
+            self._released.set()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            os.close(self._scratch_lock)
 
     def log_path(self, rank: int) -> Path:
         """Where a rank's stdout and stderr go."""
@@ -213,3 +217,24 @@ class LocalWorkerGroup:
             log.seek(max(self._log_starts[rank], path.stat().st_size - _LOG_TAIL_BYTES))
             text = log.read().decode("utf-8", "replace")
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
+
+
+def _make_scratch(parent: Path) -> tuple[Path, int]:
+    """A directory for one group and the descriptor whose lock says that the group is there.
+
+    Those that a killed process left are removed: the kernel gave up their locks with it. Process ids would not tell,
+    since a container's processes have the same ones after every restart.
+    """
+    for left in parent.glob(f"{_SCRATCH}*"):
+        descriptor = os.open(left, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(descriptor)
+    made = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+    descriptor = os.open(made, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return made, descriptor
