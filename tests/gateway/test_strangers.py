@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+from atoll.gateway.engine_pool import Engine
+from atoll.gateway.registry_reader import RegistryReader
+from atoll.gateway.strangers import Strangers
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
@@ -43,3 +46,27 @@ async def test_a_version_that_the_chain_does_not_have_is_a_strangers(
         engine.weight_version = "1:7"
         await web.engines.probe()
         assert (await web.chat()).status == 503
+
+
+async def test_the_registry_is_not_asked_for_every_chat_about_versions_of_another_scenario(
+    web: HttpGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = RegistryReader(web.gateway.registry)
+    asked: list[int] = []
+    ask = reader.version
+
+    async def counted(scenario: str, number: int) -> object:
+        asked.append(number)
+        return await ask(scenario, number)
+
+    monkeypatch.setattr(reader, "version", counted)
+    strangers = Strangers(reader)
+    other = Engine("http://other", True, "1:7", "/store/artifacts/" + "0" * 64 + "/files")
+    for _ in range(5):
+        assert await strangers.among([other], SCENARIO) == {other.url}
+    assert asked == [7]
+    monkeypatch.setattr("atoll.gateway.strangers.ABSENT_SECONDS", 0.0)
+    later = Strangers(reader)
+    for _ in range(2):
+        await later.among([other], SCENARIO)
+    assert asked == [7, 7, 7], "it may come after a while"

@@ -1,6 +1,7 @@
 """Keeps engines of other scenarios away: what they sample must not be recorded as this scenario's."""
 
 import re
+import time
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
@@ -11,6 +12,10 @@ from atoll.gateway.engine_pool import Engine
 from atoll.gateway.registry_reader import RegistryReader
 
 log = structlog.get_logger(__name__)
+
+ABSENT_SECONDS = 1.0
+"""How long a version that the registry does not know is not asked for again: engines of other scenarios serve such
+versions all the time, and a chat must not wait for the registry because of them."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -24,6 +29,7 @@ class Strangers:
     def __init__(self, registry: RegistryReader) -> None:
         self._registry = registry
         self._digests: dict[tuple[str, str], str | None] = {}
+        self._absent_until: dict[tuple[str, str], float] = {}
 
     async def among(self, engines: Iterable[Engine], scenario: str) -> frozenset[str]:
         """URLs of the engines that must not answer for the scenario, as far as the registry can tell now."""
@@ -46,11 +52,15 @@ class Strangers:
         key = (scenario, weight_version)
         if key in self._digests:
             return self._digests[key]
+        if time.monotonic() < self._absent_until.get(key, 0.0):
+            return None
         try:
             entry = await self._registry.version(scenario, WeightVersion.parse(weight_version).number)
         except (NotFound, InvalidInput):
-            # Not remembered: the version may be on its way.
+            # Not for long: the version may be on its way.
+            self._absent_until[key] = time.monotonic() + ABSENT_SECONDS
             return None
+        self._absent_until.pop(key, None)
         self._digests[key] = entry.model_digest if entry.weight_version == weight_version else None
         return self._digests[key]
 
