@@ -11,13 +11,15 @@ from atoll.families.divergence_spec import TeacherColumn
 from atoll.families.losses.batch import build_loss_batch
 from atoll.families.losses.distillation import distillation_loss
 from atoll.families.losses.reducer import Reducer
+from atoll.families.losses.score_centering import ScoreCentering
 from atoll.families.losses.vocab import VocabShard
 from atoll.families.rows import Column, ColumnDtype, ColumnSpec
+from atoll.families.sampler_heads import HEAD_COLUMNS
 from atoll.families.steps import TrainRow
 from torch import Tensor
 
 from tests.families.cases import VOCAB, Case, make_case
-from tests.families.losses.kernel_cases import DISTILLATIONS, SAMPLE_WEIGHTS, batch_of_case
+from tests.families.losses.kernel_cases import CENTERED, DISTILLATIONS, SAMPLE_WEIGHTS, WEIGHTS, K, batch_of_case
 from tests.families.ranks import on_shards
 
 LENGTHS = (9, 1, 8)
@@ -26,7 +28,9 @@ SPECS = (
     ColumnSpec(TeacherColumn.TOP_K_IDS, ColumnDtype.INT32, response_aligned=True),
     ColumnSpec(TeacherColumn.TOP_K_LOG_PROBS, ColumnDtype.FLOAT32, response_aligned=True),
     ColumnSpec(TeacherColumn.SAMPLED, ColumnDtype.FLOAT32, response_aligned=True),
+    *HEAD_COLUMNS,
 )
+LOSSES = (*DISTILLATIONS, *(f"centered {name}" for name in CENTERED))
 
 
 def train_rows(case: Case) -> list[TrainRow]:
@@ -57,7 +61,9 @@ def part(
         context_group=None if shard is None else shard.group,
     )
     weights = torch.tensor(SAMPLE_WEIGHTS)[list(positions)]
-    loss, _ = distillation_loss(DISTILLATIONS[name], batch, logits, Reducer(batch), weights)
+    plain = name.removeprefix("centered ")
+    centering = ScoreCentering(WEIGHTS[CENTERED[plain]], K) if name != plain else None
+    loss, _ = distillation_loss(DISTILLATIONS[plain], batch, logits, Reducer(batch), weights, centering)
     torch.autograd.backward(loss)
     assert logits.grad is not None
     return loss.item(), logits.grad[:, :VOCAB]
@@ -68,7 +74,7 @@ def whole(*rows: int) -> dict[int, npt.NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize("cut", [[[0], [1], [2]], [[0, 1], [2]], [[2, 0], [1]]], ids=str)
-@pytest.mark.parametrize("name", DISTILLATIONS)
+@pytest.mark.parametrize("name", LOSSES)
 def test_micro_batches_add_up_to_the_step(name: str, cut: list[list[int]]) -> None:
     loss, gradient = part(name, whole(0, 1, 2))
     parts = [part(name, whole(*rows)) for rows in cut]
@@ -84,12 +90,12 @@ def zigzag(half: int) -> dict[int, npt.NDArray[np.int64]]:
 
 def context_parts(shard: VocabShard) -> list[tuple[float, Tensor]]:
     """Runs on each of two context-parallel ranks."""
-    return [part(name, zigzag(shard.rank), shard) for name in DISTILLATIONS]
+    return [part(name, zigzag(shard.rank), shard) for name in LOSSES]
 
 
 def test_context_parallel_ranks_add_up_to_the_step_and_share_the_weights_of_a_sequence() -> None:
     ranks = on_shards(2, VOCAB, context_parts)
-    for name, *parts in zip(DISTILLATIONS, *ranks, strict=True):
+    for name, *parts in zip(LOSSES, *ranks, strict=True):
         loss, gradient = part(name, whole(0, 1, 2))
         assert sum(value for value, _ in parts) == pytest.approx(loss, rel=1e-6)
         torch.testing.assert_close(sum(piece for _, piece in parts), gradient, rtol=1e-5, atol=1e-8)
