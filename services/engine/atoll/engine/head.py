@@ -17,6 +17,7 @@ from atoll.api.registry.v1 import (
 from atoll.common.channels import open_channel
 from atoll.common.errors import AtollError, BadConfiguration
 from atoll.common.rpc_errors import from_rpc_error
+from atoll.engine.intact import refuse_damaged
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +48,7 @@ async def scenario_head(registry: str, scenario: str, token: str | None, timeout
     """The head of the scenario; waits up to `timeout_s` for a registry and a scenario that are still coming.
 
     Raises:
-        BadConfiguration: they did not come, or the registry refused for another reason.
+        BadConfiguration: they did not come, the registry refused for another reason, or the head's files are damaged.
     """
     deadline = time.monotonic() + timeout_s
     async with open_channel(registry, token) as channel:
@@ -69,7 +70,9 @@ async def _ask(channel: grpc.aio.Channel, scenario: str) -> Weights:
     answer = await artifacts.GetArtifact(
         artifact_service_pb2.GetArtifactRequest(digest=head.version.model_digest), timeout=CALL_SECONDS
     )
-    return Weights(Path(answer.artifact.location), head.version.weight_version)
+    location = Path(answer.artifact.location)
+    await asyncio.to_thread(refuse_damaged, location, answer.artifact.files)
+    return Weights(location, head.version.weight_version)
 
 
 def _refusal(registry: str, scenario: str, error: AtollError) -> BadConfiguration:
