@@ -165,7 +165,14 @@ def test_a_teacher_that_a_checkpoint_brought_back_is_not_replaced() -> None:
 def test_a_separate_teacher_is_read_from_its_checkpoint_and_left_alone() -> None:
     actor = actor_of("opd", {"teacher_checkpoint": "3"})
     actor.step(rows_of(actor.family), rate=0.5)
-    assert actor.calls == ["keep distill_teacher from 3", "forward distill_teacher"]
+    assert actor.calls == ["keep distill_checkpoint from 3", "forward distill_checkpoint"]
+
+
+def test_a_self_teacher_does_not_take_a_checkpoint_that_another_family_left_for_its_own() -> None:
+    actor = actor_of("sdft", {})
+    actor.keep_checkpoint_weights("distill_checkpoint", "3")
+    actor.step(rows_of(actor.family), rate=0.5)
+    assert actor.calls[1:] == ["keep distill_teacher", "forward distill_teacher"]
 
 
 def test_an_engine_teacher_needs_no_forward() -> None:

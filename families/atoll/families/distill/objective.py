@@ -21,7 +21,9 @@ from atoll.families.steps import TrainRow
 from torch import Tensor
 
 TEACHER_WEIGHTS = "distill_teacher"
-"""Name of the kept weights of a teacher that is not the current actor."""
+"""Name of the kept weights of a self teacher that is not the current actor."""
+CHECKPOINT_WEIGHTS = "distill_checkpoint"
+"""Name of those of a separate teacher: another one, so that a self teacher never takes them for its own."""
 
 
 def distill_loss(
@@ -51,8 +53,8 @@ def distill_actor_pre_train(actor: Actor, rollout_data: RolloutData) -> None:
 
 def _teacher_weights(actor: Actor, options: DistillOptions) -> str:
     if options.teacher_checkpoint is not None:
-        actor.keep_checkpoint_weights(TEACHER_WEIGHTS, options.teacher_checkpoint)
-        return TEACHER_WEIGHTS
+        actor.keep_checkpoint_weights(CHECKPOINT_WEIGHTS, options.teacher_checkpoint)
+        return CHECKPOINT_WEIGHTS
     if options.teacher_update_rate == 1:
         return CURRENT_WEIGHTS
     # The family's first job: the teacher starts as a copy of the actor.
