@@ -105,5 +105,6 @@ def _value_of_flag(flag: str, text: str, field: FieldInfo) -> JsonValue:
 def _first_refusal(family: str, error: ValidationError) -> Exception:
     detail = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in detail["loc"]) or "options"
-    given = "" if not detail["loc"] else f", got {detail['input']!r}"
+    missing = detail["type"] == "missing"
+    given = "; it has no default" if missing else f", got {detail['input']!r}" if detail["loc"] else ""
     return option_refused(f"{family}: {name}: {detail['msg'].removeprefix('Value error, ')}{given}", field=name)

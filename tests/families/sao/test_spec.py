@@ -163,7 +163,7 @@ def test_what_the_backend_and_the_correction_learn() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "eps_clip_high: Field required"),
+        ({}, "sao: eps_clip_high: Field required; it has no default$"),
         ({"eps_clip_high": 0}, "eps_clip_high: .*greater than 0.*got 0"),
         ({"eps_clip_high": 5.0, "eps_clip": 0}, "eps_clip: .*greater than 0"),
         ({"eps_clip_high": 5.0, "eps_clip": 1}, "eps_clip: .*less than 1"),

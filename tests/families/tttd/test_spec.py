@@ -94,7 +94,7 @@ def test_the_base_is_needed_for_its_kl_only() -> None:
     with_kl = TttdFamily(TttdOptions(kl_coef=0.1))
     assert with_kl.configure_backend(RUN) == BackendNeeds(reference_log_probs=True)
     assert with_kl.requires_rollout_log_probs
-    with pytest.raises(InvalidInput, match=r"stack\.yaml: tttd uses a reference model and the run has none"):
+    with pytest.raises(InvalidInput, match=r"stack\.yaml: tttd: kl_coef 0\.1 is refused: only 0 is allowed"):
         with_kl.validate_specific_args(RUN, "stack.yaml")
     centred = replace(RUN, score_centering=True)
     with pytest.raises(InvalidInput, match="tttd declares no policy-gradient weight"):

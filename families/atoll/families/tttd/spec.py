@@ -11,6 +11,7 @@ from atoll.families.driver import WorkerGroups
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
 from atoll.families.grid import Grid
 from atoll.families.options import FamilyOptions
+from atoll.families.refusals import option_refused
 from atoll.families.rewards import rewards_by_group
 from atoll.families.rows import Batch, Float32, Row
 from atoll.families.run_settings import BackendNeeds, RunSettings
@@ -67,6 +68,16 @@ class TttdFamily(LossFamily[TttdOptions]):
     def configure_backend(self, run: RunSettings) -> BackendNeeds:
         """The base is the run's frozen reference model."""
         return BackendNeeds(reference_log_probs=self.options.kl_coef > 0)
+
+    def validate_specific_args(self, run: RunSettings, source: str) -> None:
+        """Refuses the KL where there is no base to take it to, besides what every family refuses."""
+        if self.options.kl_coef > 0 and not run.has_reference:
+            raise option_refused(
+                f"{source}: tttd: kl_coef {self.options.kl_coef:g} is refused: only 0 is allowed in a run without a "
+                "reference model, which is the base; give one or set kl_coef to 0",
+                field="kl_coef",
+            )
+        super().validate_specific_args(run, source)
 
     def prepare(self, batch: Batch, state: FamilyState) -> StepSignal:
         """Per generated token the advantage of its rollout, forced tokens included; 0 where nothing was recorded."""
