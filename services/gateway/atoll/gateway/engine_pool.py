@@ -102,11 +102,16 @@ class EnginePool:
         )
 
     async def context_length(self) -> int | None:
-        """Most tokens that every engine that answers takes, None when they take the model's own limit."""
+        """Most tokens that every engine that answers takes, None when they take the model's own limit.
+
+        While none answers, what they said last.
+        """
         if not any(engine.healthy for engine in self.engines):
             await self.probe()
-        lengths = [e.context_length for e in self.engines if e.healthy and e.context_length is not None]
-        return min(lengths, default=None)
+        known = [engine for engine in self.engines if engine.context_length is not None]
+        # A busy engine may miss a probe, and takes no longer prompts for that.
+        told = [engine for engine in known if engine.healthy] or known
+        return min((engine.context_length for engine in told if engine.context_length is not None), default=None)
 
     async def probe(self) -> None:
         """Asks every engine what it serves, all at once."""
