@@ -38,7 +38,7 @@ class MegatronActor:
 
     def has_weights(self, name: str) -> bool:
         """See `Actor.has_weights`."""
-        return name in self._sets
+        return name in self._sets.kept
 
     def keep_weights(self, name: str) -> None:
         """See `Actor.keep_weights`."""

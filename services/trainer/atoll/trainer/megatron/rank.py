@@ -69,6 +69,8 @@ class MegatronRank:
         self._companions = read_companions(model_directory)
         self._base_directory = base_directory or model_directory
         self._critic_in_use, self._initialized = False, set()
+        # The directories of a family's teachers are read again: another family may give their names to others.
+        self._sets.read = {name: each for name, each in self._sets.read.items() if name == jobs.REFERENCE}
         if checkpoint_directory is None:
             self._sets.kept = {}
             self._model.start_from(model_directory)

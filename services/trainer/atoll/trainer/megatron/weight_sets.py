@@ -32,11 +32,9 @@ class WeightSets:
     kept: dict[str, Shards] = field(default_factory=dict)
     read: dict[str, tuple[Path, Shards]] = field(default_factory=dict)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.kept or name in self.read
-
     def keep(self, name: str, model: RankModel) -> None:
         """Copy the model's present weights."""
+        self.read.pop(name, None)
         self.kept[name] = _copy(model)
 
     def keep_directory(self, name: str, directory: Path, model: RankModel) -> None:
@@ -50,6 +48,7 @@ class WeightSets:
         if found != model.architecture:
             raise UnsupportedModel(directory, "config.json", f"the actor's {model.architecture}", found)
         shards = local_shards(model.module, model.architecture, model.padded_vocab, HfWeights(directory).read)
+        self.kept.pop(name, None)
         self.read[name] = directory, dict(shards)
 
     @torch.no_grad()
@@ -65,7 +64,7 @@ class WeightSets:
 
         Raises `ValueError` for a set that is not there.
         """
-        if name not in self:
+        if name not in self.kept and name not in self.read:
             raise ValueError(f"weights {name!r}: expected one of {sorted([*self.kept, *self.read])}")
         shards = self.kept[name] if name in self.kept else self.read[name][1]
         own = _copy(model)
