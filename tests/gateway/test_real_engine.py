@@ -103,16 +103,19 @@ async def test_prompts_up_to_the_context_are_answered_or_refused_and_the_engine_
     def messages(words: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": " x" * words}]
 
-    base = await real.chat(messages=messages(1), max_tokens=1)
-    overhead = base.body["usage"]["prompt_tokens"] - 1
+    one, two = [
+        (await real.chat(messages=messages(words), max_tokens=1)).body["usage"]["prompt_tokens"] for words in (1, 2)
+    ]
+    per_word = two - one
     answered: list[int] = []
     for length in (1900, 2040, 2041, 2042, 2043, 2046, 2047, 2048, 3000):
-        answer = await real.chat(messages=messages(length - overhead))
+        words = 1 + (length - one) // per_word
+        answer = await real.chat(messages=messages(words))
         assert answer.status in (200, 400), answer
         if answer.status == 400:
             assert answer.error["code"] == "sequence_too_long" and answer.error["param"], answer
         else:
-            assert answer.body["usage"]["prompt_tokens"] == length
+            assert answer.body["usage"]["prompt_tokens"] == one + (words - 1) * per_word
             answered.append(length)
     assert 1900 in answered and not {2048, 3000} & set(answered)
     assert (await real.chat(max_tokens=3)).status == 200

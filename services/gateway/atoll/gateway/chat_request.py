@@ -25,6 +25,9 @@ from atoll.gateway.unsupported import without_unsupported
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature and reports the log-probs of temperature 1."""
 
+ENGINE_RESERVE = 7
+"""SGLang takes a prompt of at most its context length minus this (measured, 0.5.23)."""
+
 RENDER_IN_THREAD_BYTES = 32 << 10
 """A longer body takes milliseconds to tokenize, which other requests' tokens should not wait for."""
 
@@ -81,7 +84,7 @@ class ChatPreparer:
         pinned = None if choice.number is None else await self._served(choice)
         renderer = await self._renderers.get(scenario)
         limit = min(renderer.context_length, await self._engines.context_length() or renderer.context_length)
-        prompt_ids = await _rendered(renderer, request, limit, len(raw))
+        prompt_ids = await _rendered(renderer, request, limit - ENGINE_RESERVE + 1, len(raw))
         return Chat(
             scenario=scenario,
             request=request,
