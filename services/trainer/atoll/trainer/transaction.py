@@ -111,9 +111,11 @@ class JobRunner:
         """Looks, decides, does one thing. True when the job has ended."""
         job_id = progress.body.job_id
         self._queue.raise_if_cancelled(job_id)
+        # The head first: a head that holds this job's samples is then never looked at as if the job were not committed.
+        head = await self._patience.ask("head", self._chain.head)
         situation = Situation(
             committed=await self._patience.ask("job's version", lambda: self._chain.version_of_job(job_id)),
-            head=await self._patience.ask("head", self._chain.head),
+            head=head,
             loaded=self._model.number,
             trained_from=progress.trained_from,
             staged=progress.staged is not None,
