@@ -39,8 +39,8 @@ class Versions(version_service_pb2_grpc.VersionServiceServicer):
 @pytest.fixture
 async def server() -> AsyncIterator[GrpcServer]:
     server = GrpcServer("127.0.0.1", 0, "s3cret")
-    rpc.add_ScenarioServiceServicer_to_server(Scenarios(), server.grpc)
-    version_service_pb2_grpc.add_VersionServiceServicer_to_server(Versions(), server.grpc)
+    rpc.add_ScenarioServiceServicer_to_server(Scenarios(), server.grpc)  # type: ignore[abstract]
+    version_service_pb2_grpc.add_VersionServiceServicer_to_server(Versions(), server.grpc)  # type: ignore[abstract]
     await server.start([SERVICE])
     yield server
     await server.stop()
@@ -80,7 +80,7 @@ async def test_a_stream_can_end_with_a_refusal(server: GrpcServer) -> None:
     async with open_channel(f"127.0.0.1:{server.port}", "s3cret") as channel:
         stub = version_service_pb2_grpc.VersionServiceStub(channel)
         call = stub.WatchVersions(version_service_pb2.WatchVersionsRequest())
-        assert (await call.read()).revision == 1
+        assert await call.read() == version_service_pb2.WatchVersionsResponse(revision=1)
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await call.read()
     assert from_rpc_error(failure.value).reason == errors_pb2.REASON_REVISION_COMPACTED

@@ -32,9 +32,9 @@ class _DeclareOperators(importlib.abc.MetaPathFinder):
             import torch
 
             if torch.version.cuda is None:
-                library = torch.library.Library("torchvision", "FRAGMENT")
+                library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
                 for name in ("nms", "qnms"):
-                    library.define(f"{name}{_SCHEMA}")
+                    library.define(f"{name}{_SCHEMA}")  # type: ignore[no-untyped-call]
                 # torch forgets the operators when the library object is collected.
                 self._library = library
         return None
