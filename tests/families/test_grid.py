@@ -102,7 +102,7 @@ def test_a_bad_cell_is_refused(name: str, value: JsonValue) -> None:
 
 
 def test_a_cell_without_score_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="score: a finite number expected"):
+    with pytest.raises(InvalidInput, match="score: a number within"):
         RULE.validate(replace(cell(0, 0, 0), score=None))
 
 

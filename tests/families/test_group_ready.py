@@ -68,7 +68,7 @@ def test_a_bad_group_is_refused(group: JsonValue) -> None:
     refuse(make_report("r", group=group), "metadata.group")
 
 
-@pytest.mark.parametrize("score", [None, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("score", [None, math.nan, math.inf, -math.inf, 1e16, -1e308])
 def test_a_score_that_is_not_finite_is_refused(score: float | None) -> None:
     refuse(make_report("r", score=score), "score")
 

@@ -1,9 +1,10 @@
 """Checks of a report's parts that several batching rules share. Each raises InvalidInput (REPORT_REFUSED)."""
 
-import math
-
 from atoll.families.batching import ReportView
 from atoll.families.refusals import report_refused
+
+SCORE_LIMIT = 1e15
+"""Above it the moments of a group overflow float32, and its advantages would silently become 0."""
 
 
 def require_receipts(report: ReportView, *, at_most: int | None = None) -> None:
@@ -18,9 +19,11 @@ def require_receipts(report: ReportView, *, at_most: int | None = None) -> None:
 
 
 def require_score(report: ReportView) -> None:
-    """Wants a finite score."""
-    if report.score is None or not math.isfinite(report.score):
-        raise report_refused(f"score: a finite number expected, got {report.score}", field="score")
+    """Wants a finite score within SCORE_LIMIT."""
+    if report.score is None or not abs(report.score) <= SCORE_LIMIT:
+        raise report_refused(
+            f"score: a number within +-{SCORE_LIMIT:g} expected, got {report.score}; scale the scores", field="score"
+        )
 
 
 def metadata_int(report: ReportView, name: str, *, at_least: int = 0, below: int | None = None) -> int:
