@@ -178,6 +178,11 @@ def log_prob_at(position: int) -> float:
     return -0.25 * (position + 1)
 
 
+def top_k_at(position: int, k: int) -> list[tuple[float, int]]:
+    """Log-probs and ids of the likeliest tokens at a position of the reply."""
+    return [(log_prob_at(position) - rank, 100 * position + rank) for rank in range(k)]
+
+
 def _frame(
     body: dict[str, Any], ids: list[int], text: str, sent: int, finish: dict[str, Any] | None, spans: list[Any]
 ) -> dict[str, Any]:
@@ -190,6 +195,9 @@ def _frame(
         "weight_version": spans[-1]["version"],
         "output_token_logprobs": [[log_prob_at(sent - 1), token, None] for token in ids],
     }
+    k = body.get("top_logprobs_num", 0)
+    if k:
+        meta["output_top_logprobs"] = [[[*entry, None] for entry in top_k_at(sent - 1, k)] for _ in ids]
     if finish is not None:
         meta["weight_versions"] = spans
     return {"text": text, "output_ids": ids, "meta_info": meta}
@@ -199,6 +207,8 @@ def _joined(frames: list[dict[str, Any]]) -> dict[str, Any]:
     """A plain answer from the frames of a streamed one."""
     meta = dict(frames[-1]["meta_info"])
     meta["output_token_logprobs"] = [e for frame in frames for e in frame["meta_info"]["output_token_logprobs"]]
+    if "output_top_logprobs" in meta:
+        meta["output_top_logprobs"] = [row for frame in frames for row in frame["meta_info"]["output_top_logprobs"]]
     ids = [token for frame in frames for token in frame["output_ids"]]
     return {"text": "".join(frame["text"] for frame in frames), "output_ids": ids, "meta_info": meta}
 

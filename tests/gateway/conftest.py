@@ -11,22 +11,29 @@ from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
 from tests.gateway.processes import free_port, service
 
 TOKEN = "s3cret"
-SCENARIOS = (SCENARIO, "other")
+GRPO = ("grpo", {"groups_per_step": 2, "n_samples_per_prompt": 2})
+FAMILY_TOP_K = 5
+SCENARIOS = {
+    SCENARIO: GRPO,
+    "other": GRPO,
+    # Its family learns from what is recorded beside the sampled tokens.
+    "judged": ("openclawrl", {"top_k": FAMILY_TOP_K}),
+}
 
 
 @pytest.fixture(scope="session")
 def registry_address(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A registry process with two scenarios of the tiny model, at version 0."""
+    """A registry process with scenarios of the tiny model, at version 0."""
     directory = tmp_path_factory.mktemp("registry")
     port = free_port()
     scenarios = [
         {
             "scenario_id": scenario,
-            "family": "grpo",
-            "options": {"groups_per_step": 2, "n_samples_per_prompt": 2},
+            "family": family,
+            "options": options,
             "base_model": str(tiny_models / "student"),
         }
-        for scenario in SCENARIOS
+        for scenario, (family, options) in SCENARIOS.items()
     ]
     settings = {
         "ATOLL_REGISTRY_PORT": str(port),

@@ -9,9 +9,10 @@ import aiohttp
 import numpy as np
 import pytest
 from atoll.gateway.records import PackedSample
+from numpy.typing import NDArray
 
-from tests.engines import RunningEngine
-from tests.forward import log_probs_of
+from tests.engines import VOCAB_SIZE, RunningEngine
+from tests.forward import all_log_probs, log_probs_of
 from tests.gateway.http_gateway import HELLO, HttpGateway, http_gateway
 
 
@@ -27,6 +28,14 @@ def ids_and_log_probs(packed: PackedSample) -> tuple[list[int], list[int], list[
     p, r = packed.sample.prompt_length, packed.sample.response_length
     ids = np.frombuffer(packed.tensors, "<i4", p + r).tolist()
     return ids[:p], ids[p:], np.frombuffer(packed.tensors, "<f4", r, offset=4 * (p + r) + r).tolist()
+
+
+def top_k_of(packed: PackedSample) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and log-probs [R, K] of a stored sample."""
+    p, r, k = packed.sample.prompt_length, packed.sample.response_length, packed.sample.top_k
+    start = 4 * (p + r) + 5 * r
+    ids = np.frombuffer(packed.tensors, "<i4", r * k, offset=start).reshape(r, k)
+    return ids, np.frombuffer(packed.tensors, "<f4", r * k, offset=start + 4 * r * k).reshape(r, k)
 
 
 async def test_recorded_log_probs_are_those_of_a_float32_forward_at_the_requests_temperature(
@@ -56,6 +65,28 @@ async def test_recorded_log_probs_are_those_of_a_float32_forward_at_the_requests
         expected = log_probs_of(student_engine.model_path, prompt, response, sample.temperature)
         worst = max(worst, float(np.abs(expected - np.array(recorded)).max()))
     assert worst < 1e-4, f"largest difference {worst}"
+
+
+@pytest.mark.parametrize("k", [8, VOCAB_SIZE])
+async def test_recorded_likeliest_tokens_are_those_of_a_float32_forward_at_the_requests_temperature(
+    registry_address: str, student_engine: RunningEngine, tmp_path: Path, k: int
+) -> None:
+    async with http_gateway(registry_address, tmp_path, (student_engine.base_url,), capture_top_k=k) as gateway:
+        for temperature in (0.7, 1.0):
+            for ask in (gateway.chat, gateway.stream):
+                await ask(temperature=temperature, top_p=0.9, max_tokens=24)
+        samples = await gateway.samples()
+        assert len(samples) == 4
+        for sample in samples:
+            packed = await gateway.sample(sample.receipt)
+            prompt, response, _ = ids_and_log_probs(packed)
+            ids, log_probs = top_k_of(packed)
+            table = all_log_probs(student_engine.model_path, prompt, response, sample.temperature)
+            expected = -np.sort(-table, axis=1)[:, :k]
+            assert ids.shape == log_probs.shape == (len(response), k)
+            assert all(len(set(row)) == k for row in ids.tolist())
+            assert np.abs(log_probs - expected).max() < 1e-4
+            assert np.abs(np.take_along_axis(table, ids.astype(np.int64), axis=1) - expected).max() < 1e-4
 
 
 async def test_a_publish_during_a_stream_is_recorded_as_two_exact_spans(

@@ -29,7 +29,7 @@ def sampler_head_columns(
     Raises: InvalidInput naming the sample, the position and what is wrong with its head.
     """
     if ids is None or log_probs is None:
-        raise _refused(row, "no top-k was recorded; set capture_top_k of the gateway's scenario to at least the head")
+        raise _refused(row, f"no top-k was recorded; set the gateway's capture_top_k to at least {top_k}")
     length = row.response_length
     if ids.ndim != 2 or ids.shape != log_probs.shape or len(ids) != length or ids.shape[1] < top_k:
         raise _refused(

@@ -31,6 +31,7 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
         Renderers(registry),
         engines,
         settings.default_scenario,
+        settings.capture_top_k,
     )
     answerer = ChatAnswerer(preparer, engines, gateway.writer, settings.request_timeout_s)
     app = FastAPI(

@@ -35,7 +35,8 @@ RENDER_IN_THREAD_BYTES = 32 << 10
 @dataclass(frozen=True)
 class Chat:
     """A checked request. Example: Chat("math", request, {"messages": [...]}, [5, 6], SamplingParams(64), 1024,
-    receipts=("4f0c...",), head=Head(3, "1:3", "1:2", 3), pinned=None, strangers=frozenset(), created_at=now)"""
+    top_k=0, receipts=("4f0c...",), head=Head(3, "1:3", "1:2", 3), pinned=None, strangers=frozenset(),
+    created_at=now)"""
 
     scenario: str
     request: ChatRequest
@@ -44,6 +45,8 @@ class Chat:
     prompt_ids: list[int]
     params: SamplingParams
     vocabulary_size: int
+    top_k: int
+    """K: how many of the most likely ids are recorded with every token; 0: none."""
     receipts: tuple[str, ...]
     """One per choice."""
     head: Head | None
@@ -66,13 +69,16 @@ class ChatPreparer:
         renderers: Renderers,
         engines: EnginePool,
         default_scenario: str | None,
+        capture_top_k: int,
     ) -> None:
+        """capture_top_k: recorded at least, also where the scenario's family asks for fewer."""
         self._scenarios = scenarios
         self._receipts = receipts
         self._registry = registry
         self._renderers = renderers
         self._engines = engines
         self._default_scenario = default_scenario
+        self._capture_top_k = capture_top_k
         self._strangers = Strangers(registry)
 
     async def prepare(self, raw: bytes, scenario_header: str | None) -> Chat:
@@ -92,12 +98,18 @@ class ChatPreparer:
             prompt_ids=prompt_ids,
             params=_sampling(request, len(prompt_ids), limit, renderer.vocabulary_size),
             vocabulary_size=renderer.vocabulary_size,
+            top_k=await self._top_k(scenario, renderer.vocabulary_size),
             receipts=tuple(self._receipts.issue(scenario) for _ in range(request.n)),
             head=self._scenarios.head(scenario),
             pinned=pinned,
             strangers=await self._strangers.among(self._engines.engines, scenario),
             created_at=datetime.now(UTC),
         )
+
+    async def _top_k(self, scenario: str, vocabulary_size: int) -> int:
+        """What the family or the deployment wants, whichever is more; the whole vocabulary is all there is."""
+        family = (await self._scenarios.get(scenario)).family
+        return min(max(family.sampler_top_k, self._capture_top_k), vocabulary_size)
 
     async def _served(self, choice: ScenarioChoice) -> str:
         """The weight version of the version that the request insists on, when an engine serves it right now."""

@@ -37,6 +37,7 @@ class ChatRun:
             prompt_ids=chat.prompt_ids,
             params=chat.params,
             vocabulary_size=chat.vocabulary_size,
+            top_k=chat.top_k,
             head=chat.head,
             pinned=chat.pinned,
             strangers=chat.strangers,

@@ -68,6 +68,7 @@ class Completion:
                 f"the engine's reply for sample {self.receipt} has no end", reason=errors_pb2.REASON_ENGINE_PROTOCOL
             )
         response_ids = np.concatenate([chunk.token_ids for chunk in self._chunks])
+        captured = [chunk.top_k for chunk in self._chunks if chunk.top_k is not None]
         sampling = {name: value for name, value in params.to_wire().items() if name not in ("temperature", "n")}
         return NewSample(
             scenario=scenario,
@@ -90,4 +91,6 @@ class Completion:
             created_at=created_at,
             sampling=sampling,  # type: ignore[arg-type]
             aborted=self.aborted,
+            top_k_ids=np.concatenate([each.ids for each in captured]) if captured else None,
+            top_k_log_probs=np.concatenate([each.log_probs for each in captured]) if captured else None,
         )

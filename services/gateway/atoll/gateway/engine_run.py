@@ -19,13 +19,15 @@ RETRY_SECONDS = 8.0
 class Ask:
     """What one choice asks of an engine.
 
-    Example: Ask(prompt_ids=[5, 6], params=SamplingParams(64), vocabulary_size=1024, head=None, pinned=None,
-    strangers=frozenset(), streamed=True, deadline=loop.time() + 600)
+    Example: Ask(prompt_ids=[5, 6], params=SamplingParams(64), vocabulary_size=1024, top_k=0, head=None,
+    pinned=None, strangers=frozenset(), streamed=True, deadline=loop.time() + 600)
     """
 
     prompt_ids: list[int]
     params: SamplingParams
     vocabulary_size: int
+    top_k: int
+    """Most likely ids to tell with every token."""
     head: Head | None
     """The newest version, None when it is not known."""
     pinned: str | None
@@ -98,12 +100,24 @@ class EngineRun:
         engine.in_flight += 1
         try:
             if ask.streamed:
-                stream = client.generate(ask.prompt_ids, ask.params, rid=rid, timeout_s=self._seconds_left())
+                stream = client.generate(
+                    ask.prompt_ids,
+                    ask.params,
+                    top_k_log_probs=ask.top_k,
+                    rid=rid,
+                    timeout_s=self._seconds_left(),
+                )
                 async with aclosing(stream) as chunks:
                     async for chunk in chunks:
                         yield chunk
             else:
-                whole = await client.generate_once(ask.prompt_ids, ask.params, rid=rid, timeout_s=self._seconds_left())
+                whole = await client.generate_once(
+                    ask.prompt_ids,
+                    ask.params,
+                    top_k_log_probs=ask.top_k,
+                    rid=rid,
+                    timeout_s=self._seconds_left(),
+                )
                 yield GenerationChunk(
                     whole.index, whole.token_ids, whole.log_probs, whole.text, whole.top_k, whole.finish
                 )

@@ -17,4 +17,7 @@ class GatewaySettings(ServiceSettings):
     trainer: str | None = Field(None, description="host:port of the trainer; unset: batches are formed and wait")
     engines: tuple[str, ...] = Field((), description="base URLs of the serving engines, as a JSON list")
     default_scenario: str | None = Field(None, description="scenario of a request that names none")
+    capture_top_k: int = Field(
+        0, ge=0, description="most likely ids recorded with every token, at least; score centering needs its top_k"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="how long the sampling of one chat request may take")
