@@ -69,12 +69,18 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float) -> None
 class LiveStack:
     """Everything of one deployment. It can be stopped, or hurt, and started again in the same run directory."""
 
-    def __init__(self, run_dir: Path, model: Path, stack: str = "local-cpu", **settings: object) -> None:
-        """stack: one that comes with Atoll. settings: overrides with "__" for the dots: vars__learning_rate=1e-3."""
+    def __init__(
+        self, run_dir: Path, model: Path, stack: str = "local-cpu", engine_url: str | None = None, **settings: object
+    ) -> None:
+        """stack: one that comes with Atoll. engine_url: of an engine that is not the stack's own.
+
+        settings: overrides with "__" for the dots: vars__learning_rate=1e-3.
+        """
         self.run_dir = run_dir
         self.model = model
         self._stack = stack
         self._ports = dict(zip(PORT_NAMES, free_ports(len(PORT_NAMES)), strict=True))
+        self.engine_url = engine_url or f"http://127.0.0.1:{self._ports['engine']}"
         self._settings = {name.replace("__", "."): str(value) for name, value in settings.items()}
         self._serve: subprocess.Popen[str] | None = None
         self.http = httpx.Client(base_url=self.gateway_url, timeout=60.0, headers={"authorization": f"Bearer {TOKEN}"})
@@ -83,10 +89,6 @@ class LiveStack:
     @property
     def gateway_url(self) -> str:
         return f"http://127.0.0.1:{self._ports['gateway']}"
-
-    @property
-    def engine_url(self) -> str:
-        return f"http://127.0.0.1:{self._ports['engine']}"
 
     def address(self, service: str) -> str:
         """host:port of a gRPC side: registry, gateway_grpc or trainer."""
