@@ -72,9 +72,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (root / "pushdown_pkg" / "__init__.py").touch()
     (root / "pushdown_pkg" / "spec.py").write_text(_SPEC)
     (root / "pushdown_pkg" / "objective.py").write_text(_OBJECTIVE)
-    (root / "hookless_pkg").mkdir()
-    (root / "hookless_pkg" / "__init__.py").touch()
-    (root / "hookless_pkg" / "spec.py").write_text(_SPEC.replace('"pushdown"', '"hookless"'))
+    (root / "unhooked_pkg").mkdir()
+    (root / "unhooked_pkg" / "__init__.py").touch()
+    (root / "unhooked_pkg" / "spec.py").write_text(_SPEC.replace('"pushdown"', '"unhooked"'))
     sys.path.insert(0, str(root))
     yield "pushdown_pkg.spec:PushDown"
     sys.path.remove(str(root))
@@ -170,6 +170,6 @@ def test_a_family_whose_hooks_are_missing_stops_the_workers(
     package: str, backend: MegatronBackend, tiny_model: TinyModel
 ) -> None:
     backend.load(tiny_model(ModelKind("llama")), None, None)
-    binding = FamilyBinding("hookless_pkg.spec:PushDown", {}, RunSettings(VOCAB, 64))
+    binding = FamilyBinding("unhooked_pkg.spec:PushDown", {}, RunSettings(VOCAB, 64))
     with pytest.raises(BackendCrashed, match="objective, which is missing"):
         backend.train(binding, grpo_steps(make_rows(), grpo_binding()), [1e-2])
