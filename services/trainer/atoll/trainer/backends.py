@@ -1,7 +1,11 @@
 """The one place that knows which training backends there are."""
 
+from collections.abc import Callable
+from functools import partial
+
 from atoll.trainer.backend import FamilyBinding, TrainingBackend
 from atoll.trainer.settings import TrainerSettings
+from atoll.trainer.workers.group import WorkerGroup, WorkerPlan
 
 
 def make_backend(settings: TrainerSettings) -> TrainingBackend:
@@ -26,11 +30,23 @@ def layout_of(settings: TrainerSettings) -> str:
     return " ".join([*parts, f"dp{settings.data_parallel}"])
 
 
+def launcher_of(settings: TrainerSettings) -> Callable[[WorkerPlan], WorkerGroup]:
+    """What makes worker groups of plans, as the settings choose. Ray is imported only here."""
+    match settings.workers:
+        case "local":
+            from atoll.trainer.workers.local import LocalWorkerGroup
+
+            return LocalWorkerGroup
+        case "ray":
+            from atoll.trainer.workers.ray_group import RayWorkerGroup
+
+            return partial(RayWorkerGroup, address=settings.ray_address, namespace=settings.ray_namespace)
+
+
 def _megatron(settings: TrainerSettings) -> TrainingBackend:
     # Imported when chosen: another backend must work where this one is not installed.
     from atoll.trainer.megatron.backend import MegatronBackend, Timeouts
     from atoll.trainer.megatron.settings import AdamW, MegatronSettings, MicroBatchLimit, ParallelLayout
-    from atoll.trainer.workers.local import LocalWorkerGroup
 
     megatron = MegatronSettings(
         layout=ParallelLayout(
@@ -50,4 +66,4 @@ def _megatron(settings: TrainerSettings) -> TrainingBackend:
         seed=settings.seed,
     )
     timeouts = Timeouts(step=settings.step_timeout_s)
-    return MegatronBackend(megatron, LocalWorkerGroup, settings.run_dir / "workers", timeouts)
+    return MegatronBackend(megatron, launcher_of(settings), settings.run_dir / "workers", timeouts)

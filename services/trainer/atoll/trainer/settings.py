@@ -26,6 +26,14 @@ class TrainerSettings(ServiceSettings):
     run_dir: Path = Field(description="directory for the workers' logs")
 
     backend: Literal["megatron"] = Field("megatron", description="what computes")
+    workers: Literal["local", "ray"] = Field("local", description="ranks as processes of this machine or as Ray actors")
+    ray_address: str | None = Field(
+        None,
+        validation_alias="RAY_ADDRESS",
+        min_length=1,
+        description="Ray cluster to join where workers is ray; without it a private Ray is started",
+    )
+    ray_namespace: str = Field("atoll", validation_alias="ATOLL_RAY_NAMESPACE", min_length=1)
     tensor_parallel: int = Field(1, ge=1, description="ranks that share one copy of the model")
     pipeline_parallel: int = Field(1, ge=1, description="stages of consecutive layers that one copy is cut into")
     context_parallel: int = Field(1, ge=1, description="ranks that split every row of a copy by its tokens")

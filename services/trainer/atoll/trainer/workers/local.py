@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -16,14 +13,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
 from atoll.trainer.workers.group import WorkerLost, WorkerPlace, WorkerPlan
-from atoll.trainer.workers.messages import Call, Raised, Refused, Returned, Start
-
-_LOG_TAIL_LINES = 20
-_LOG_TAIL_BYTES = 16_384
-# After one rank failed the others usually fail too, and one of them may name the cause (a rank that was killed
-# shows up beside peers that only lost a connection).
-_GRACE_S = 1.5
-_SCRATCH = "scratch-"
+from atoll.trainer.workers.messages import Answer, Call, Raised, Start
+from atoll.trainer.workers.outcome import GRACE_S, RankFailed, log_tail, results_of
+from atoll.trainer.workers.scratch import Scratch
 
 
 class LocalWorkerGroup:
@@ -42,14 +34,14 @@ class LocalWorkerGroup:
         self._connections: list[Connection] = []
         self._log_starts: list[int] = []
         plan.log_directory.mkdir(parents=True, exist_ok=True)
-        self._scratch, self._scratch_lock = _make_scratch(plan.log_directory.resolve())
+        self._scratch = Scratch.make(plan.log_directory.resolve())
         self._spawn()
         # A file of its own makes the rendezvous: no port to clash with a group that starts beside this one.
-        rendezvous = f"file://{self._scratch}/rendezvous"
+        rendezvous = f"file://{self._scratch.path}/rendezvous"
         try:
             self._exchange(
                 [
-                    Start(plan.target, WorkerPlace(rank, plan.size, rendezvous, self._scratch), plan.arguments)
+                    Start(plan.target, WorkerPlace(rank, plan.size, rendezvous, self._scratch.path), plan.arguments)
                     for rank in range(plan.size)
                 ],
                 plan.start_timeout_s,
@@ -94,8 +86,7 @@ class LocalWorkerGroup:
             connection.close()
         if not self._released.is_set():
             self._released.set()
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            os.close(self._scratch_lock)
+            self._scratch.remove()
 
     def log_path(self, rank: int) -> Path:
         """Where a rank's stdout and stderr go."""
@@ -144,7 +135,7 @@ class LocalWorkerGroup:
     def _exchange(self, messages: Sequence[Start | Call], timeout_s: float) -> list[object]:
         with self._lock:
             deadline = time.monotonic() + timeout_s
-            answers: dict[int, Returned | Refused | Raised] = {}
+            answers: dict[int, Answer] = {}
             lost: dict[int, str] = {}
             for rank, (connection, message) in enumerate(zip(self._connections, messages, strict=True)):
                 try:
@@ -158,14 +149,19 @@ class LocalWorkerGroup:
                 pending = [rank for rank in range(self.size) if rank not in answers and rank not in lost]
                 self._receive(pending, min(left, 0.5), answers, lost)
                 if lost or any(isinstance(answer, Raised) for answer in answers.values()):
-                    deadline = min(deadline, time.monotonic() + _GRACE_S)
-            return self._conclude(answers, lost, timeout_s)
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+            try:
+                return results_of(answers, lost, self.size, timeout_s)
+            except RankFailed as failed:
+                self.kill()
+                tail = log_tail(self.log_path(failed.rank), self._log_starts[failed.rank])
+                raise WorkerLost(failed.rank, failed.reason, tail) from None
 
     def _receive(
         self,
         pending: Sequence[int],
         timeout_s: float,
-        answers: dict[int, Returned | Refused | Raised],
+        answers: dict[int, Answer],
         lost: dict[int, str],
     ) -> None:
         by_connection = {id(self._connections[rank]): rank for rank in pending}
@@ -179,62 +175,9 @@ class LocalWorkerGroup:
             if rank not in answers and self._processes[rank].poll() is not None:
                 lost.setdefault(rank, self._how_it_ended(rank))
 
-    def _conclude(
-        self, answers: dict[int, Returned | Refused | Raised], lost: dict[int, str], timeout_s: float
-    ) -> list[object]:
-        if lost:
-            # A rank that a signal ended is the cause, one that exited may have followed it.
-            self._give_up(min(lost, key=lambda rank: ("signal" not in lost[rank], rank)), lost)
-        raised = {rank: f"raised {a.summary}" for rank, a in answers.items() if isinstance(a, Raised)}
-        if raised:
-            self._give_up(next(iter(raised)), raised)
-        late = {rank: f"did not answer within {timeout_s:g} s" for rank in range(self.size) if rank not in answers}
-        if late:
-            self._give_up(min(late), late)
-        refused = {rank: a.refusal for rank, a in answers.items() if isinstance(a, Refused)}
-        if len(refused) == self.size:
-            raise refused[0]
-        if refused:
-            rank = min(refused)
-            self._give_up(rank, {rank: f"refused what other ranks accepted: {refused[rank]}"})
-        return [answer.value for _, answer in sorted(answers.items()) if isinstance(answer, Returned)]
-
-    def _give_up(self, rank: int, reasons: dict[int, str]) -> None:
-        self.kill()
-        raise WorkerLost(rank, reasons[rank], self._log_tail(rank))
-
     def _how_it_ended(self, rank: int) -> str:
         try:
             code = self._processes[rank].wait(timeout=5)
         except subprocess.TimeoutExpired:
             return "closed its connection"
         return f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-
-    def _log_tail(self, rank: int) -> str:
-        path = self.log_path(rank)
-        with path.open("rb") as log:
-            # Not further back than this group: a restart appends to the same file.
-            log.seek(max(self._log_starts[rank], path.stat().st_size - _LOG_TAIL_BYTES))
-            text = log.read().decode("utf-8", "replace")
-        return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
-
-
-def _make_scratch(parent: Path) -> tuple[Path, int]:
-    """A directory for one group and the descriptor whose lock says that the group is there.
-
-    Those that a killed process left are removed: the kernel gave up their locks with it. Process ids would not tell,
-    since a container's processes have the same ones after every restart.
-    """
-    for left in parent.glob(f"{_SCRATCH}*"):
-        descriptor = os.open(left, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(descriptor)
-    made = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
-    descriptor = os.open(made, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return made, descriptor

@@ -44,3 +44,6 @@ class Raised:
     """The method raised anything else; ``summary`` is one line, the traceback is in the worker's log."""
 
     summary: str
+
+
+Answer = Returned | Refused | Raised

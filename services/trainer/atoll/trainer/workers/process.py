@@ -6,16 +6,12 @@ It reads a `Start` from the inherited socket, builds the target object, then ans
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import signal
 import sys
-import traceback
 from multiprocessing.connection import Connection
-from operator import methodcaller
 
-from atoll.trainer.workers.group import WorkerRefusal
-from atoll.trainer.workers.messages import Call, Raised, Refused, Returned, Start
+from atoll.trainer.workers.host import WorkerHost
 
 _PR_SET_PDEATHSIG = 1
 
@@ -30,30 +26,13 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 
 def serve(connection: Connection) -> None:
     """Answer messages until the parent closes its end."""
-    worker: object = None
+    host = WorkerHost()
     while True:
         try:
             message = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        answer: Returned | Refused | Raised
-        try:
-            if isinstance(message, Start):
-                module, _, name = message.target.partition(":")
-                worker = vars(importlib.import_module(module))[name](message.place, **message.arguments)
-                answer = Returned(None)
-            elif isinstance(message, Call):
-                answer = Returned(methodcaller(message.method, *message.arguments)(worker))
-            else:
-                raise TypeError(f"expected Start or Call, got {type(message).__name__}")
-        except WorkerRefusal as refusal:
-            answer = Refused(refusal)
-        except Exception as error:
-            traceback.print_exc()
-            answer = Raised(f"{type(error).__name__}: {error}")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        connection.send(answer)
+        connection.send(host.answer(message))
 
 
 def main() -> None:

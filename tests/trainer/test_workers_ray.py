@@ -1,0 +1,122 @@
+"""Ray worker groups: a private Ray goes with its group, a joined one stays, Megatron steps are those of local ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+from atoll.trainer.backends import launcher_of
+from atoll.trainer.megatron.backend import MegatronBackend
+from atoll.trainer.megatron.settings import MegatronSettings, ParallelLayout
+from atoll.trainer.settings import TrainerSettings
+from atoll.trainer.workers.group import WorkerGroup, WorkerLost, WorkerPlan
+
+from tests.trainer.megatron_support import ModelKind, grpo_binding, grpo_steps, make_rows
+from tests.trainer.worker_support import eventually, gone, plan_of
+
+_HEAD = """
+import sys, ray
+from atoll.trainer.workers.ray_connection import RayConnection
+connection = RayConnection(None, "elsewhere", 2)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+connection.close()
+"""
+_TRAINER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from atoll.trainer.workers.ray_group import RayWorkerGroup
+from tests.trainer.worker_support import plan_of
+group = RayWorkerGroup(plan_of(2, Path(sys.argv[1])))
+print(*group.pids(), *group.call("start_library_helper", [()] * 2, 60), flush=True)
+time.sleep(600)
+"""
+
+
+def settings_of(run_dir: Path, **values: object) -> TrainerSettings:
+    return TrainerSettings.model_validate(
+        {"scenario": "chat", "registry": "127.0.0.1:1", "gateway": "127.0.0.1:2", "run_dir": run_dir, **values}
+    )
+
+
+def test_a_private_ray_goes_with_its_group_and_the_kill_of_a_rank_is_reported(tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    group = launcher_of(settings_of(tmp_path, workers="ray"))(plan_of(2, tmp_path))
+    try:
+        assert group.call("add", [(1,), (2,)], 30) == [8, 109]
+        assert group.alive()
+        with pytest.raises(WorkerLost, match="rank 1 died") as lost:
+            group.call("kill_self_on", [(1, "last words")] * 2, 60)
+        assert "last words" in lost.value.log_tail
+        assert not group.alive()
+    finally:
+        group.close()
+    with pytest.raises(WorkerLost, match="closed"):
+        group.call("add", [(1,), (2,)], 30)
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert eventually(lambda: all(gone(child.pid) for child in left))
+
+
+def test_ray_is_imported_only_where_it_is_chosen(tmp_path: Path) -> None:
+    code = "import sys, atoll.trainer.driver, atoll.trainer.workers.local; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_joined_outlives_the_group(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HEAD]
+    head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert head.stdout is not None
+    try:
+        address = head.stdout.readline().strip()
+        launch = launcher_of(settings_of(tmp_path, workers="ray", RAY_ADDRESS=address))
+        for _ in range(2):
+            group = launch(plan_of(2, tmp_path))
+            pid = group.call("process_id", [()] * 2, 30)[0]
+            assert isinstance(pid, int)
+            assert head.pid in {parent.pid for parent in psutil.Process(pid).parents()}
+            group.close()
+            assert eventually(lambda: gone(pid))  # noqa: B023
+            assert head.poll() is None
+    finally:
+        head.communicate("", timeout=60)
+
+
+@pytest.mark.slow
+def test_a_private_ray_dies_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _TRAINER, str(tmp_path), str(Path(__file__).parents[2])]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    ranks = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(ranks) == 4
+    pids = [*ranks, *(child.pid for child in psutil.Process(trainer.pid).children(recursive=True))]
+    os.kill(trainer.pid, signal.SIGKILL)
+    trainer.wait()
+    # Agents of Ray look now and then whether their node is still there.
+    assert eventually(lambda: all(gone(pid) for pid in pids), 120)
+
+
+@pytest.mark.slow
+def test_steps_on_two_tensor_parallel_actors_are_those_of_two_processes(
+    tiny_model: Callable[[ModelKind], Path], tmp_path: Path
+) -> None:
+    def trained(launch: Callable[[WorkerPlan], WorkerGroup]) -> tuple[Mapping[str, float], ...]:
+        backend = MegatronBackend(MegatronSettings(ParallelLayout(tensor=2)), launch, tmp_path / "logs")
+        try:
+            backend.load(tiny_model(ModelKind("qwen3")), None, None)
+            binding = grpo_binding()
+            steps = grpo_steps(make_rows(), binding)
+            report = backend.train(binding, [*steps, *steps], [1e-3] * (2 * len(steps)))
+            backend.stage(None, tmp_path / f"checkpoint-{len(list(tmp_path.iterdir()))}", b"state")
+            return report.metrics
+        finally:
+            backend.close()
+
+    local = trained(launcher_of(settings_of(tmp_path)))
+    assert local[0] != local[1]
+    assert trained(launcher_of(settings_of(tmp_path, workers="ray"))) == local
