@@ -30,6 +30,10 @@ class Case:
     """Names that the version's metrics must hold."""
     top_k: int = 0
     """Ids recorded with every token."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Further ones of the stack."""
+    name: str = ""
+    """Where it is not the family's."""
 
 
 def unscored(_: int) -> Json:
@@ -56,12 +60,27 @@ def judged(number: int) -> Json:
     return {"score": float(number % 3 - 1), "metadata": HINTS if number % 2 else {}}
 
 
+HEAD = 8
+CENTERED = {
+    "services__gateway__env__ATOLL_GATEWAY_CAPTURE_TOP_K": str(HEAD),
+    "services__trainer__env__ATOLL_TRAINER_SCORE_CENTERING": "true",
+    "services__trainer__env__ATOLL_TRAINER_SCORE_CENTERING_TOP_K": str(HEAD),
+}
 HINTS: Json = {"hint_candidates": [[1, 100, 200, 300], [1, 100, 200, 300, 400]]}
 
 CASES = (
     Case("grpo", {"groups_per_step": 2, "n_samples_per_prompt": 2}, in_group, ["grpo/reward_std"]),
     Case("sft", {"batch_size": SAMPLES}, unscored, ["train/nll"]),
     Case("sao", {"batch_size": SAMPLES, "eps_clip_high": 5.0}, scored, ["critic/loss", "rollout/policy_lag_mean"]),
+    Case(
+        "sao",
+        {"batch_size": SAMPLES, "eps_clip_high": 5.0},
+        scored,
+        ["train/score_centering_sampler_head_mass"],
+        top_k=HEAD,
+        settings=CENTERED,
+        name="sao with score centering",
+    ),
     Case("tttd", {**GRID, "advantage_clip": 4.0}, in_grid, ["tttd/best_reward"]),
     Case("sdft", {"batch_size": SAMPLES}, taught, ["train/divergence", "sdft/taught_rate"]),
     Case("sdpo", GRID, in_grid, ["train/divergence", "sdpo/taught_rate"]),
@@ -86,7 +105,7 @@ def beside(engine: RunningEngine) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.family)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name or case.family)
 def test_a_family_trains_from_served_chats_and_their_reports(
     case: Case, tmp_path: Path, tiny_models: Path, student_engine: RunningEngine
 ) -> None:
@@ -97,6 +116,7 @@ def test_a_family_trains_from_served_chats_and_their_reports(
         vars__options=text_of(case.options, tiny_models / "teacher"),
         engine_url=student_engine.base_url,
         **beside(student_engine),
+        **case.settings,
     )
     try:
         stack.start()
