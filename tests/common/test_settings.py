@@ -22,9 +22,11 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_problem_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_EXAMPLE_PORT", "many")
     monkeypatch.setenv("ATOLL_EXAMPLE_PROT", "7000")
+    monkeypatch.setenv("ATOLL_EXAMPLE_TOKEN", "ATOLL_TOKEN is meant")
     with pytest.raises(BadConfiguration) as refusal:
         load_settings(ExampleSettings)
     assert "ATOLL_EXAMPLE_PROT: no such setting" in refusal.value.message
+    assert "ATOLL_EXAMPLE_TOKEN: no such setting" in refusal.value.message
     assert "ATOLL_EXAMPLE_PORT" in refusal.value.message
 
 

@@ -36,7 +36,7 @@ def load_settings(kind: type[S]) -> S:
     Raises BadConfiguration naming every variable that is missing, ill-typed or unknown under the prefix.
     """
     prefix = str(kind.model_config.get("env_prefix", ""))
-    known = {prefix + name.upper() for name in kind.model_fields}
+    known = {prefix + name.upper() for name, field in kind.model_fields.items() if field.validation_alias is None}
     problems = [
         f"{name}: no such setting; known: {', '.join(sorted(known))}"
         for name in sorted(os.environ)
