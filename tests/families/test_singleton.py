@@ -47,5 +47,5 @@ def test_bad_reports_are_refused(score: float | None, receipts: tuple[str, ...],
 
 
 def test_a_score_that_is_not_required_must_still_be_finite() -> None:
-    with pytest.raises(InvalidInput, match="score: a number within .* expected, got nan"):
+    with pytest.raises(InvalidInput, match=r"score: a number within .* expected, got nan"):
         Singleton(score_required=False).validate(make_report("r", score=math.nan))
