@@ -1,6 +1,6 @@
 # `make demo` and `make test` work on a fresh clone; scripts/install makes the environment once and is a no-op after that.
 .DEFAULT_GOAL := help
-.PHONY: help install proto lint demo test test-slow clean
+.PHONY: help install proto lint demo test test-failed test-slow test-slow-failed clean
 
 PYTHON_BIN := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
@@ -27,6 +27,9 @@ test: install  ## every test but the slow ones
 
 test-slow: install  ## the tests that take minutes
 	$(PYTHON_BIN) -m pytest -m slow
+
+test-failed test-slow-failed: install
+	$(PYTHON_BIN) -m pytest --last-failed $(if $(findstring slow,$@),-m slow)
 
 clean:  ## remove what tools left behind (not .venv)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
