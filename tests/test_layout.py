@@ -111,7 +111,7 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on() -> None:
 def test_the_search_for_paths_and_registries_finds_what_it_should() -> None:
     assert MACHINE_PATHS.search("cd " + "/home" + "/me") and MACHINE_PATHS.search('"' + "/root" + '/x"')
     assert not MACHINE_PATHS.search("frame" + "work/x") and not MACHINE_PATHS.search("${HOME}" + "/work" + "/x")
-    assert REGISTRY_HOSTS.search("https://registry.npmjs." + "org/x")
+    assert REGISTRY_HOSTS.search("https://registry.np" + "mjs.org/x")
 
 
 def test_every_reason_has_a_status() -> None:
