@@ -60,6 +60,12 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """A watch asked for a revision that is no longer kept: list again. OUT_OF_RANGE, 410."""
     REASON_VERSION_NOT_SERVED: _Reason.ValueType  # 45
     """The version named in the request is not the one being served. FAILED_PRECONDITION, 409."""
+    REASON_FENCED: _Reason.ValueType  # 46
+    """The fencing token of a write is not the newest one: another holder took the lease. ABORTED, 409."""
+    REASON_NOT_RESTORABLE: _Reason.ValueType  # 47
+    """The version keeps no checkpoint, or its bytes are gone: nothing can be restored from it. FAILED_PRECONDITION, 409."""
+    REASON_LEASE_LOST: _Reason.ValueType  # 48
+    """The lease ended, or another holder has it: acquire it again. ABORTED, 409."""
     REASON_ARTIFACT_NOT_FOUND: _Reason.ValueType  # 60
     """No artifact of that digest, or its bytes were removed by retention. NOT_FOUND, 404."""
     REASON_ARTIFACT_MISMATCH: _Reason.ValueType  # 61
@@ -96,6 +102,12 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """A value that the loss needs is not finite, or a row does not fit the model; names the sample. INVALID_ARGUMENT, 400."""
     REASON_TRAINING_CRASHED: _Reason.ValueType  # 107
     """A worker crashed or hung while it trained the job. INTERNAL, 500."""
+    REASON_NOT_LEASE_HOLDER: _Reason.ValueType  # 108
+    """This trainer does not hold the scenario's lease; the message gives the holder's address. UNAVAILABLE, 503, with
+    RetryInfo.
+    """
+    REASON_LOST_VERSION: _Reason.ValueType  # 109
+    """The version that produced the sample is lost and was never trained from. FAILED_PRECONDITION, 409."""
     REASON_ENGINE_UNAVAILABLE: _Reason.ValueType  # 120
     """The engine does not answer. UNAVAILABLE, 503, with RetryInfo."""
     REASON_ENGINE_REFUSED: _Reason.ValueType  # 121
@@ -157,6 +169,12 @@ REASON_REVISION_COMPACTED: Reason.ValueType  # 44
 """A watch asked for a revision that is no longer kept: list again. OUT_OF_RANGE, 410."""
 REASON_VERSION_NOT_SERVED: Reason.ValueType  # 45
 """The version named in the request is not the one being served. FAILED_PRECONDITION, 409."""
+REASON_FENCED: Reason.ValueType  # 46
+"""The fencing token of a write is not the newest one: another holder took the lease. ABORTED, 409."""
+REASON_NOT_RESTORABLE: Reason.ValueType  # 47
+"""The version keeps no checkpoint, or its bytes are gone: nothing can be restored from it. FAILED_PRECONDITION, 409."""
+REASON_LEASE_LOST: Reason.ValueType  # 48
+"""The lease ended, or another holder has it: acquire it again. ABORTED, 409."""
 REASON_ARTIFACT_NOT_FOUND: Reason.ValueType  # 60
 """No artifact of that digest, or its bytes were removed by retention. NOT_FOUND, 404."""
 REASON_ARTIFACT_MISMATCH: Reason.ValueType  # 61
@@ -193,6 +211,12 @@ REASON_BATCH_REFUSED: Reason.ValueType  # 106
 """A value that the loss needs is not finite, or a row does not fit the model; names the sample. INVALID_ARGUMENT, 400."""
 REASON_TRAINING_CRASHED: Reason.ValueType  # 107
 """A worker crashed or hung while it trained the job. INTERNAL, 500."""
+REASON_NOT_LEASE_HOLDER: Reason.ValueType  # 108
+"""This trainer does not hold the scenario's lease; the message gives the holder's address. UNAVAILABLE, 503, with
+RetryInfo.
+"""
+REASON_LOST_VERSION: Reason.ValueType  # 109
+"""The version that produced the sample is lost and was never trained from. FAILED_PRECONDITION, 409."""
 REASON_ENGINE_UNAVAILABLE: Reason.ValueType  # 120
 """The engine does not answer. UNAVAILABLE, 503, with RetryInfo."""
 REASON_ENGINE_REFUSED: Reason.ValueType  # 121

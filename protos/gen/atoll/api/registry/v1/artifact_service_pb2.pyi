@@ -317,3 +317,133 @@ class ReadFileResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadFileResponse: _TypeAlias = ReadFileResponse  # noqa: Y015
+
+@_typing.final
+class PinVersionRequest(_message.Message):
+    """A version to keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCENARIO_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    scenario: _builtins.str
+    """The scenario."""
+    number: _builtins.int
+    """The version's number."""
+    pinned: _builtins.bool
+    """False takes the pin away."""
+    def __init__(
+        self,
+        *,
+        scenario: _builtins.str = ...,
+        number: _builtins.int = ...,
+        pinned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "pinned", b"pinned", "scenario", b"scenario"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinVersionRequest: _TypeAlias = PinVersionRequest  # noqa: Y015
+
+@_typing.final
+class PinVersionResponse(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinVersionResponse: _TypeAlias = PinVersionResponse  # noqa: Y015
+
+@_typing.final
+class PlanRetentionRequest(_message.Message):
+    """Asks for the plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRetentionRequest: _TypeAlias = PlanRetentionRequest  # noqa: Y015
+
+@_typing.final
+class PlanRetentionResponse(_message.Message):
+    """What would happen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    used_bytes: _builtins.int
+    """Bytes of the filesystem that are used, of all of it."""
+    capacity_bytes: _builtins.int
+    """Size of the filesystem, bytes."""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetentionDecision]:
+        """Every artifact whose bytes are there, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___RetentionDecision] | None = ...,
+        used_bytes: _builtins.int = ...,
+        capacity_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "decisions", b"decisions", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRetentionResponse: _TypeAlias = PlanRetentionResponse  # noqa: Y015
+
+@_typing.final
+class RetentionDecision(_message.Message):
+    """What becomes of one artifact."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    TOTAL_SIZE_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """The artifact."""
+    total_size: _builtins.int
+    """Bytes."""
+    remove: _builtins.bool
+    """Whether it would be removed."""
+    why: _builtins.str
+    """Why it stays or goes, e.g. "head of support" or "beyond the 2 newest"."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        total_size: _builtins.int = ...,
+        remove: _builtins.bool = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "remove", b"remove", "total_size", b"total_size", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetentionDecision: _TypeAlias = RetentionDecision  # noqa: Y015

@@ -60,6 +60,16 @@ class ArtifactServiceStub(object):
                 request_serializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.ListArtifactsRequest.SerializeToString,
                 response_deserializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.ListArtifactsResponse.FromString,
                 _registered_method=True)
+        self.PinVersion = channel.unary_unary(
+                '/atoll.api.registry.v1.ArtifactService/PinVersion',
+                request_serializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PinVersionRequest.SerializeToString,
+                response_deserializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PinVersionResponse.FromString,
+                _registered_method=True)
+        self.PlanRetention = channel.unary_unary(
+                '/atoll.api.registry.v1.ArtifactService/PlanRetention',
+                request_serializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PlanRetentionRequest.SerializeToString,
+                response_deserializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PlanRetentionResponse.FromString,
+                _registered_method=True)
         self.ReadFile = channel.unary_stream(
                 '/atoll.api.registry.v1.ArtifactService/ReadFile',
                 request_serializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.ReadFileRequest.SerializeToString,
@@ -108,6 +118,21 @@ class ArtifactServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinVersion(self, request, context):
+        """Keeps the bytes of a version from retention, or lets them go again. Repeating it is harmless.
+        Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND, NOT_RESTORABLE when the bytes are gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanRetention(self, request, context):
+        """Says what retention would remove now, and why each other artifact stays. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadFile(self, request, context):
         """Streams one file in chunks of at most 1 MiB, for callers that do not share the store.
         Errors: ARTIFACT_NOT_FOUND, INVALID_FIELD.
@@ -143,6 +168,16 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
                     servicer.ListArtifacts,
                     request_deserializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.ListArtifactsRequest.FromString,
                     response_serializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.ListArtifactsResponse.SerializeToString,
+            ),
+            'PinVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinVersion,
+                    request_deserializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PinVersionRequest.FromString,
+                    response_serializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PinVersionResponse.SerializeToString,
+            ),
+            'PlanRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRetention,
+                    request_deserializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PlanRetentionRequest.FromString,
+                    response_serializer=atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PlanRetentionResponse.SerializeToString,
             ),
             'ReadFile': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadFile,
@@ -286,6 +321,60 @@ class ArtifactService(object):
             '/atoll.api.registry.v1.ArtifactService/ListArtifacts',
             atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.ListArtifactsRequest.SerializeToString,
             atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.ListArtifactsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.api.registry.v1.ArtifactService/PinVersion',
+            atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PinVersionRequest.SerializeToString,
+            atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PinVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.api.registry.v1.ArtifactService/PlanRetention',
+            atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PlanRetentionRequest.SerializeToString,
+            atoll_dot_api_dot_registry_dot_v1_dot_artifact__service__pb2.PlanRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,12 @@ class ArtifactServiceStub:
     """Returns an artifact with its manifest. Errors: ARTIFACT_NOT_FOUND."""
     ListArtifacts: _grpc.UnaryUnaryMultiCallable[_artifact_service_pb2.ListArtifactsRequest, _artifact_service_pb2.ListArtifactsResponse]
     """Lists artifacts, newest first, without their files."""
+    PinVersion: _grpc.UnaryUnaryMultiCallable[_artifact_service_pb2.PinVersionRequest, _artifact_service_pb2.PinVersionResponse]
+    """Keeps the bytes of a version from retention, or lets them go again. Repeating it is harmless.
+    Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND, NOT_RESTORABLE when the bytes are gone.
+    """
+    PlanRetention: _grpc.UnaryUnaryMultiCallable[_artifact_service_pb2.PlanRetentionRequest, _artifact_service_pb2.PlanRetentionResponse]
+    """Says what retention would remove now, and why each other artifact stays. Changes nothing."""
     ReadFile: _grpc.UnaryStreamMultiCallable[_artifact_service_pb2.ReadFileRequest, _artifact_service_pb2.ReadFileResponse]
     """Streams one file in chunks of at most 1 MiB, for callers that do not share the store.
     Errors: ARTIFACT_NOT_FOUND, INVALID_FIELD.
@@ -71,6 +77,12 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     """Returns an artifact with its manifest. Errors: ARTIFACT_NOT_FOUND."""
     ListArtifacts: _aio.UnaryUnaryMultiCallable[_artifact_service_pb2.ListArtifactsRequest, _artifact_service_pb2.ListArtifactsResponse]  # type: ignore[assignment]
     """Lists artifacts, newest first, without their files."""
+    PinVersion: _aio.UnaryUnaryMultiCallable[_artifact_service_pb2.PinVersionRequest, _artifact_service_pb2.PinVersionResponse]  # type: ignore[assignment]
+    """Keeps the bytes of a version from retention, or lets them go again. Repeating it is harmless.
+    Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND, NOT_RESTORABLE when the bytes are gone.
+    """
+    PlanRetention: _aio.UnaryUnaryMultiCallable[_artifact_service_pb2.PlanRetentionRequest, _artifact_service_pb2.PlanRetentionResponse]  # type: ignore[assignment]
+    """Says what retention would remove now, and why each other artifact stays. Changes nothing."""
     ReadFile: _aio.UnaryStreamMultiCallable[_artifact_service_pb2.ReadFileRequest, _artifact_service_pb2.ReadFileResponse]  # type: ignore[assignment]
     """Streams one file in chunks of at most 1 MiB, for callers that do not share the store.
     Errors: ARTIFACT_NOT_FOUND, INVALID_FIELD.
@@ -122,6 +134,24 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_artifact_service_pb2.ListArtifactsResponse, _abc.Awaitable[_artifact_service_pb2.ListArtifactsResponse]]:
         """Lists artifacts, newest first, without their files."""
+
+    @_abc_1.abstractmethod
+    def PinVersion(
+        self,
+        request: _artifact_service_pb2.PinVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifact_service_pb2.PinVersionResponse, _abc.Awaitable[_artifact_service_pb2.PinVersionResponse]]:
+        """Keeps the bytes of a version from retention, or lets them go again. Repeating it is harmless.
+        Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND, NOT_RESTORABLE when the bytes are gone.
+        """
+
+    @_abc_1.abstractmethod
+    def PlanRetention(
+        self,
+        request: _artifact_service_pb2.PlanRetentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifact_service_pb2.PlanRetentionResponse, _abc.Awaitable[_artifact_service_pb2.PlanRetentionResponse]]:
+        """Says what retention would remove now, and why each other artifact stays. Changes nothing."""
 
     @_abc_1.abstractmethod
     def ReadFile(

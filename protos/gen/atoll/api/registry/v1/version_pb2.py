@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#atoll/api/registry/v1/version.proto\x12\x15\x61toll.api.registry.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf4\x03\n\x07Version\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08scenario\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x03\x12\x13\n\x06parent\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x33\n\toperation\x18\x05 \x01(\x0e\x32 .atoll.api.registry.v1.Operation\x12\x16\n\x0eweight_version\x18\x06 \x01(\t\x12\x0e\n\x06job_id\x18\x07 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x08 \x01(\t\x12\x14\n\x0cmodel_digest\x18\t \x01(\t\x12\x19\n\x11\x63heckpoint_digest\x18\n \x01(\t\x12\x1b\n\x13\x63onsumed_sample_ids\x18\x0b \x03(\t\x12<\n\x07metrics\x18\x0c \x03(\x0b\x32+.atoll.api.registry.v1.Version.MetricsEntry\x12-\n\x0c\x66\x61mily_state\x18\r \x01(\x0b\x32\x17.google.protobuf.Struct\x12/\n\x0b\x63reate_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x0f \x01(\x03\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_parent*\x86\x01\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\x16\n\x12OPERATION_CREATION\x10\x01\x12\x16\n\x12OPERATION_TRAINING\x10\x02\x12\x16\n\x12OPERATION_ROLLBACK\x10\x03\x12\x16\n\x12OPERATION_RECOVERY\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#atoll/api/registry/v1/version.proto\x12\x15\x61toll.api.registry.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc0\x04\n\x07Version\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08scenario\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x03\x12\x13\n\x06parent\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x33\n\toperation\x18\x05 \x01(\x0e\x32 .atoll.api.registry.v1.Operation\x12\x16\n\x0eweight_version\x18\x06 \x01(\t\x12\x0e\n\x06job_id\x18\x07 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x08 \x01(\t\x12\x14\n\x0cmodel_digest\x18\t \x01(\t\x12\x19\n\x11\x63heckpoint_digest\x18\n \x01(\t\x12\x1b\n\x13\x63onsumed_sample_ids\x18\x0b \x03(\t\x12<\n\x07metrics\x18\x0c \x03(\x0b\x32+.atoll.api.registry.v1.Version.MetricsEntry\x12-\n\x0c\x66\x61mily_state\x18\r \x01(\x0b\x32\x17.google.protobuf.Struct\x12/\n\x0b\x63reate_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x0f \x01(\x03\x12\x15\n\x08restores\x18\x10 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07\x64urable\x18\x11 \x01(\x08\x12\x15\n\rfencing_token\x18\x12 \x01(\x03\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_parentB\x0b\n\t_restores*\x86\x01\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\x16\n\x12OPERATION_CREATION\x10\x01\x12\x16\n\x12OPERATION_TRAINING\x10\x02\x12\x16\n\x12OPERATION_ROLLBACK\x10\x03\x12\x16\n\x12OPERATION_RECOVERY\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERSION_METRICSENTRY']._loaded_options = None
   _globals['_VERSION_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_OPERATION']._serialized_start=629
-  _globals['_OPERATION']._serialized_end=763
+  _globals['_OPERATION']._serialized_start=705
+  _globals['_OPERATION']._serialized_end=839
   _globals['_VERSION']._serialized_start=126
-  _globals['_VERSION']._serialized_end=626
-  _globals['_VERSION_METRICSENTRY']._serialized_start=569
-  _globals['_VERSION_METRICSENTRY']._serialized_end=615
+  _globals['_VERSION']._serialized_end=702
+  _globals['_VERSION_METRICSENTRY']._serialized_start=632
+  _globals['_VERSION_METRICSENTRY']._serialized_end=678
 # @@protoc_insertion_point(module_scope)

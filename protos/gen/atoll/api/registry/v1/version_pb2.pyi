@@ -94,6 +94,9 @@ class Version(_message.Message):
     FAMILY_STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    RESTORES_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"scenarios/{scenario}/versions/{number}"; opaque."""
     scenario: _builtins.str
@@ -116,6 +119,12 @@ class Version(_message.Message):
     """Digest of the CHECKPOINT artifact; empty when the version cannot be trained from."""
     revision: _builtins.int
     """Position in the scenario's history, grows by 1 with every commit; what WatchVersions resumes from."""
+    restores: _builtins.int
+    """Number of the version whose checkpoint a rollback or a recovery brought back; unset otherwise."""
+    durable: _builtins.bool
+    """Whether training can go on from it: it has a checkpoint, or is version 0, or restores one of these."""
+    fencing_token: _builtins.int
+    """The fencing token it was committed under; 0 when the scenario had no lease."""
     @_builtins.property
     def consumed_sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Samples the job consumed; no sample is consumed by two versions of a scenario."""
@@ -150,13 +159,21 @@ class Version(_message.Message):
         family_state: _struct_pb2.Struct | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         revision: _builtins.int = ...,
+        restores: _builtins.int | None = ...,
+        durable: _builtins.bool = ...,
+        fencing_token: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "create_time", b"create_time", "family_state", b"family_state", "parent", b"parent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "_restores", b"_restores", "create_time", b"create_time", "family_state", b"family_state", "parent", b"parent", "restores", b"restores"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "checkpoint_digest", b"checkpoint_digest", "consumed_sample_ids", b"consumed_sample_ids", "create_time", b"create_time", "family", b"family", "family_state", b"family_state", "job_id", b"job_id", "metrics", b"metrics", "model_digest", b"model_digest", "name", b"name", "number", b"number", "operation", b"operation", "parent", b"parent", "revision", b"revision", "scenario", b"scenario", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent", b"_parent", "_restores", b"_restores", "checkpoint_digest", b"checkpoint_digest", "consumed_sample_ids", b"consumed_sample_ids", "create_time", b"create_time", "durable", b"durable", "family", b"family", "family_state", b"family_state", "fencing_token", b"fencing_token", "job_id", b"job_id", "metrics", b"metrics", "model_digest", b"model_digest", "name", b"name", "number", b"number", "operation", b"operation", "parent", b"parent", "restores", b"restores", "revision", b"revision", "scenario", b"scenario", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent: _TypeAlias = _typing.Literal["parent"]  # noqa: Y015
     _WhichOneofArgType__parent: _TypeAlias = _typing.Literal["_parent", b"_parent"]  # noqa: Y015
+    _WhichOneofReturnType__restores: _TypeAlias = _typing.Literal["restores"]  # noqa: Y015
+    _WhichOneofArgType__restores: _TypeAlias = _typing.Literal["_restores", b"_restores"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parent) -> _WhichOneofReturnType__parent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restores) -> _WhichOneofReturnType__restores | None: ...
 
 Global___Version: _TypeAlias = Version  # noqa: Y015

@@ -26,7 +26,7 @@ from atoll.api.registry.v1 import version_pb2 as atoll_dot_api_dot_registry_dot_
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+atoll/api/registry/v1/version_service.proto\x12\x15\x61toll.api.registry.v1\x1a#atoll/api/registry/v1/version.proto\x1a\x1cgoogle/protobuf/struct.proto\"\x8e\x03\n\x14\x43ommitVersionRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x17\n\x0f\x65xpected_parent\x18\x03 \x01(\x03\x12\x33\n\toperation\x18\x04 \x01(\x0e\x32 .atoll.api.registry.v1.Operation\x12\x0e\n\x06\x66\x61mily\x18\x05 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x06 \x01(\t\x12\x19\n\x11\x63heckpoint_digest\x18\x07 \x01(\t\x12\x1b\n\x13\x63onsumed_sample_ids\x18\x08 \x03(\t\x12I\n\x07metrics\x18\t \x03(\x0b\x32\x38.atoll.api.registry.v1.CommitVersionRequest.MetricsEntry\x12-\n\x0c\x66\x61mily_state\x18\n \x01(\x0b\x32\x17.google.protobuf.Struct\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"H\n\x15\x43ommitVersionResponse\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.atoll.api.registry.v1.Version\"R\n\x11GetVersionRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x03H\x00\x12\x10\n\x06job_id\x18\x03 \x01(\tH\x00\x42\x07\n\x05which\"E\n\x12GetVersionResponse\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.atoll.api.registry.v1.Version\"N\n\x13ListVersionsRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"a\n\x14ListVersionsResponse\x12\x30\n\x08versions\x18\x01 \x03(\x0b\x32\x1e.atoll.api.registry.v1.Version\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x14WatchVersionsRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x15\n\rfrom_revision\x18\x02 \x01(\x03\"Z\n\x15WatchVersionsResponse\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.atoll.api.registry.v1.Version\x12\x10\n\x08revision\x18\x02 \x01(\x03\x32\xb6\x03\n\x0eVersionService\x12j\n\rCommitVersion\x12+.atoll.api.registry.v1.CommitVersionRequest\x1a,.atoll.api.registry.v1.CommitVersionResponse\x12\x61\n\nGetVersion\x12(.atoll.api.registry.v1.GetVersionRequest\x1a).atoll.api.registry.v1.GetVersionResponse\x12g\n\x0cListVersions\x12*.atoll.api.registry.v1.ListVersionsRequest\x1a+.atoll.api.registry.v1.ListVersionsResponse\x12l\n\rWatchVersions\x12+.atoll.api.registry.v1.WatchVersionsRequest\x1a,.atoll.api.registry.v1.WatchVersionsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+atoll/api/registry/v1/version_service.proto\x12\x15\x61toll.api.registry.v1\x1a#atoll/api/registry/v1/version.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xc9\x03\n\x14\x43ommitVersionRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x17\n\x0f\x65xpected_parent\x18\x03 \x01(\x03\x12\x33\n\toperation\x18\x04 \x01(\x0e\x32 .atoll.api.registry.v1.Operation\x12\x0e\n\x06\x66\x61mily\x18\x05 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x06 \x01(\t\x12\x19\n\x11\x63heckpoint_digest\x18\x07 \x01(\t\x12\x1b\n\x13\x63onsumed_sample_ids\x18\x08 \x03(\t\x12I\n\x07metrics\x18\t \x03(\x0b\x32\x38.atoll.api.registry.v1.CommitVersionRequest.MetricsEntry\x12-\n\x0c\x66\x61mily_state\x18\n \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x15\n\rfencing_token\x18\x0b \x01(\x03\x12\x15\n\x08restores\x18\x0c \x01(\x03H\x00\x88\x01\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_restores\"H\n\x15\x43ommitVersionResponse\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.atoll.api.registry.v1.Version\"R\n\x11GetVersionRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x03H\x00\x12\x10\n\x06job_id\x18\x03 \x01(\tH\x00\x42\x07\n\x05which\"E\n\x12GetVersionResponse\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.atoll.api.registry.v1.Version\"N\n\x13ListVersionsRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"a\n\x14ListVersionsResponse\x12\x30\n\x08versions\x18\x01 \x03(\x0b\x32\x1e.atoll.api.registry.v1.Version\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x14WatchVersionsRequest\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x15\n\rfrom_revision\x18\x02 \x01(\x03\"Z\n\x15WatchVersionsResponse\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.atoll.api.registry.v1.Version\x12\x10\n\x08revision\x18\x02 \x01(\x03\x32\xb6\x03\n\x0eVersionService\x12j\n\rCommitVersion\x12+.atoll.api.registry.v1.CommitVersionRequest\x1a,.atoll.api.registry.v1.CommitVersionResponse\x12\x61\n\nGetVersion\x12(.atoll.api.registry.v1.GetVersionRequest\x1a).atoll.api.registry.v1.GetVersionResponse\x12g\n\x0cListVersions\x12*.atoll.api.registry.v1.ListVersionsRequest\x1a+.atoll.api.registry.v1.ListVersionsResponse\x12l\n\rWatchVersions\x12+.atoll.api.registry.v1.WatchVersionsRequest\x1a,.atoll.api.registry.v1.WatchVersionsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITVERSIONREQUEST_METRICSENTRY']._loaded_options = None
   _globals['_COMMITVERSIONREQUEST_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_COMMITVERSIONREQUEST']._serialized_start=138
-  _globals['_COMMITVERSIONREQUEST']._serialized_end=536
-  _globals['_COMMITVERSIONREQUEST_METRICSENTRY']._serialized_start=490
-  _globals['_COMMITVERSIONREQUEST_METRICSENTRY']._serialized_end=536
-  _globals['_COMMITVERSIONRESPONSE']._serialized_start=538
-  _globals['_COMMITVERSIONRESPONSE']._serialized_end=610
-  _globals['_GETVERSIONREQUEST']._serialized_start=612
-  _globals['_GETVERSIONREQUEST']._serialized_end=694
-  _globals['_GETVERSIONRESPONSE']._serialized_start=696
-  _globals['_GETVERSIONRESPONSE']._serialized_end=765
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=767
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=845
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=847
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=944
-  _globals['_WATCHVERSIONSREQUEST']._serialized_start=946
-  _globals['_WATCHVERSIONSREQUEST']._serialized_end=1009
-  _globals['_WATCHVERSIONSRESPONSE']._serialized_start=1011
-  _globals['_WATCHVERSIONSRESPONSE']._serialized_end=1101
-  _globals['_VERSIONSERVICE']._serialized_start=1104
-  _globals['_VERSIONSERVICE']._serialized_end=1542
+  _globals['_COMMITVERSIONREQUEST']._serialized_end=595
+  _globals['_COMMITVERSIONREQUEST_METRICSENTRY']._serialized_start=536
+  _globals['_COMMITVERSIONREQUEST_METRICSENTRY']._serialized_end=582
+  _globals['_COMMITVERSIONRESPONSE']._serialized_start=597
+  _globals['_COMMITVERSIONRESPONSE']._serialized_end=669
+  _globals['_GETVERSIONREQUEST']._serialized_start=671
+  _globals['_GETVERSIONREQUEST']._serialized_end=753
+  _globals['_GETVERSIONRESPONSE']._serialized_start=755
+  _globals['_GETVERSIONRESPONSE']._serialized_end=824
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=826
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=904
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=906
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1003
+  _globals['_WATCHVERSIONSREQUEST']._serialized_start=1005
+  _globals['_WATCHVERSIONSREQUEST']._serialized_end=1068
+  _globals['_WATCHVERSIONSRESPONSE']._serialized_start=1070
+  _globals['_WATCHVERSIONSRESPONSE']._serialized_end=1160
+  _globals['_VERSIONSERVICE']._serialized_start=1163
+  _globals['_VERSIONSERVICE']._serialized_end=1601
 # @@protoc_insertion_point(module_scope)

@@ -56,6 +56,8 @@ class CommitVersionRequest(_message.Message):
     CONSUMED_SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     FAMILY_STATE_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    RESTORES_FIELD_NUMBER: _builtins.int
     scenario: _builtins.str
     """The scenario."""
     job_id: _builtins.str
@@ -63,13 +65,19 @@ class CommitVersionRequest(_message.Message):
     expected_parent: _builtins.int
     """Number of the version the job was trained from."""
     operation: _version_pb2.Operation.ValueType
-    """TRAINING for a training job."""
+    """TRAINING for a training job, ROLLBACK, or RECOVERY."""
     family: _builtins.str
     """The loss family."""
     model_digest: _builtins.str
     """Digest of a sealed MODEL artifact."""
     checkpoint_digest: _builtins.str
     """Digest of a sealed CHECKPOINT artifact; empty for a version that cannot be trained from."""
+    fencing_token: _builtins.int
+    """Of the lease on the role "trainer"; 0 only while nobody ever acquired it."""
+    restores: _builtins.int
+    """For ROLLBACK and RECOVERY: number of the durable version that is brought back. A rollback's digests are that
+    version's; a recovery keeps the head's model where its bytes are there. Both consume no samples.
+    """
     @_builtins.property
     def consumed_sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Samples the job consumed, no duplicates."""
@@ -95,12 +103,16 @@ class CommitVersionRequest(_message.Message):
         consumed_sample_ids: _abc.Iterable[_builtins.str] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         family_state: _struct_pb2.Struct | None = ...,
+        fencing_token: _builtins.int = ...,
+        restores: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["family_state", b"family_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restores", b"_restores", "family_state", b"family_state", "restores", b"restores"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "consumed_sample_ids", b"consumed_sample_ids", "expected_parent", b"expected_parent", "family", b"family", "family_state", b"family_state", "job_id", b"job_id", "metrics", b"metrics", "model_digest", b"model_digest", "operation", b"operation", "scenario", b"scenario"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restores", b"_restores", "checkpoint_digest", b"checkpoint_digest", "consumed_sample_ids", b"consumed_sample_ids", "expected_parent", b"expected_parent", "family", b"family", "family_state", b"family_state", "fencing_token", b"fencing_token", "job_id", b"job_id", "metrics", b"metrics", "model_digest", b"model_digest", "operation", b"operation", "restores", b"restores", "scenario", b"scenario"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__restores: _TypeAlias = _typing.Literal["restores"]  # noqa: Y015
+    _WhichOneofArgType__restores: _TypeAlias = _typing.Literal["_restores", b"_restores"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restores) -> _WhichOneofReturnType__restores | None: ...
 
 Global___CommitVersionRequest: _TypeAlias = CommitVersionRequest  # noqa: Y015
 

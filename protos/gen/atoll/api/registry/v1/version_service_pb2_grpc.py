@@ -62,10 +62,12 @@ class VersionServiceServicer(object):
     """
 
     def CommitVersion(self, request, context):
-        """The commit point of a training job: one database transaction checks that `expected_parent` is the head, that
-        the job id is new, that no sample is consumed already and that the artifacts are sealed, and appends the version.
-        The same job_id with the same content returns the first answer. Errors: SCENARIO_NOT_FOUND, PARENT_NOT_HEAD,
-        JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, INVALID_FIELD.
+        """The commit point of a job: one database transaction checks that `expected_parent` is the head, that the fencing
+        token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
+        appends the version and ends the job's record. The same job_id with the same content returns the first answer,
+        whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
+        PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
+        INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

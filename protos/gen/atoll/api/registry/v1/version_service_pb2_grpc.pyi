@@ -34,10 +34,12 @@ class VersionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VersionServiceAsyncStub: ...
     CommitVersion: _grpc.UnaryUnaryMultiCallable[_version_service_pb2.CommitVersionRequest, _version_service_pb2.CommitVersionResponse]
-    """The commit point of a training job: one database transaction checks that `expected_parent` is the head, that
-    the job id is new, that no sample is consumed already and that the artifacts are sealed, and appends the version.
-    The same job_id with the same content returns the first answer. Errors: SCENARIO_NOT_FOUND, PARENT_NOT_HEAD,
-    JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, INVALID_FIELD.
+    """The commit point of a job: one database transaction checks that `expected_parent` is the head, that the fencing
+    token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
+    appends the version and ends the job's record. The same job_id with the same content returns the first answer,
+    whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
+    PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
+    INVALID_FIELD.
     """
     GetVersion: _grpc.UnaryUnaryMultiCallable[_version_service_pb2.GetVersionRequest, _version_service_pb2.GetVersionResponse]
     """Returns one version, by number, by job id, or the head. Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND."""
@@ -55,10 +57,12 @@ class VersionServiceAsyncStub(VersionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CommitVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.CommitVersionRequest, _version_service_pb2.CommitVersionResponse]  # type: ignore[assignment]
-    """The commit point of a training job: one database transaction checks that `expected_parent` is the head, that
-    the job id is new, that no sample is consumed already and that the artifacts are sealed, and appends the version.
-    The same job_id with the same content returns the first answer. Errors: SCENARIO_NOT_FOUND, PARENT_NOT_HEAD,
-    JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, INVALID_FIELD.
+    """The commit point of a job: one database transaction checks that `expected_parent` is the head, that the fencing
+    token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
+    appends the version and ends the job's record. The same job_id with the same content returns the first answer,
+    whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
+    PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
+    INVALID_FIELD.
     """
     GetVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.GetVersionRequest, _version_service_pb2.GetVersionResponse]  # type: ignore[assignment]
     """Returns one version, by number, by job id, or the head. Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND."""
@@ -79,10 +83,12 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _version_service_pb2.CommitVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_version_service_pb2.CommitVersionResponse, _abc.Awaitable[_version_service_pb2.CommitVersionResponse]]:
-        """The commit point of a training job: one database transaction checks that `expected_parent` is the head, that
-        the job id is new, that no sample is consumed already and that the artifacts are sealed, and appends the version.
-        The same job_id with the same content returns the first answer. Errors: SCENARIO_NOT_FOUND, PARENT_NOT_HEAD,
-        JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, INVALID_FIELD.
+        """The commit point of a job: one database transaction checks that `expected_parent` is the head, that the fencing
+        token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
+        appends the version and ends the job's record. The same job_id with the same content returns the first answer,
+        whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
+        PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
+        INVALID_FIELD.
         """
 
     @_abc_1.abstractmethod

@@ -26,7 +26,7 @@ from atoll.api.errors.v1 import errors_pb2 as atoll_dot_api_dot_errors_dot_v1_do
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61toll/api/trainer/v1/job.proto\x12\x14\x61toll.api.trainer.v1\x1a atoll/api/errors/v1/errors.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x03\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08scenario\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x04 \x01(\t\x12-\n\x05state\x18\x05 \x01(\x0e\x32\x1e.atoll.api.trainer.v1.JobState\x12+\n\x06reason\x18\x06 \x01(\x0e\x32\x1b.atoll.api.errors.v1.Reason\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x12\n\nsample_ids\x18\x08 \x03(\t\x12\x1b\n\x13rejected_sample_ids\x18\t \x03(\t\x12\x0f\n\x07\x61ttempt\x18\n \x01(\x05\x12\x14\n\x07version\x18\x0b \x01(\x03H\x00\x88\x01\x01\x12\x37\n\x07metrics\x18\x0c \x03(\x0b\x32&.atoll.api.trainer.v1.Job.MetricsEntry\x12/\n\x0b\x63reate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x0f \x01(\x03\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_version*\xd5\x02\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13JOB_STATE_SUBMITTED\x10\x01\x12\x16\n\x12JOB_STATE_ADMITTED\x10\x02\x12\x14\n\x10JOB_STATE_SCORED\x10\x03\x12\x16\n\x12JOB_STATE_PREPARED\x10\x04\x12\x15\n\x11JOB_STATE_RUNNING\x10\x05\x12\x14\n\x10JOB_STATE_STAGED\x10\x06\x12\x17\n\x13JOB_STATE_COMMITTED\x10\x07\x12\x14\n\x10JOB_STATE_SERVED\x10\x08\x12\x15\n\x11JOB_STATE_DROPPED\x10\t\x12\x15\n\x11JOB_STATE_REFUSED\x10\n\x12\x14\n\x10JOB_STATE_FAILED\x10\x0b\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x0c\x12\x16\n\x12JOB_STATE_DEFERRED\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61toll/api/trainer/v1/job.proto\x12\x14\x61toll.api.trainer.v1\x1a atoll/api/errors/v1/errors.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x97\x04\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x10\n\x08scenario\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x04 \x01(\t\x12-\n\x05state\x18\x05 \x01(\x0e\x32\x1e.atoll.api.trainer.v1.JobState\x12+\n\x06reason\x18\x06 \x01(\x0e\x32\x1b.atoll.api.errors.v1.Reason\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x12\n\nsample_ids\x18\x08 \x03(\t\x12\x1b\n\x13rejected_sample_ids\x18\t \x03(\t\x12\x0f\n\x07\x61ttempt\x18\n \x01(\x05\x12\x14\n\x07version\x18\x0b \x01(\x03H\x00\x88\x01\x01\x12\x37\n\x07metrics\x18\x0c \x03(\x0b\x32&.atoll.api.trainer.v1.Job.MetricsEntry\x12/\n\x0b\x63reate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x0f \x01(\x03\x12\x15\n\x08restores\x18\x10 \x01(\x03H\x01\x88\x01\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_versionB\x0b\n\t_restores*\xd5\x02\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13JOB_STATE_SUBMITTED\x10\x01\x12\x16\n\x12JOB_STATE_ADMITTED\x10\x02\x12\x14\n\x10JOB_STATE_SCORED\x10\x03\x12\x16\n\x12JOB_STATE_PREPARED\x10\x04\x12\x15\n\x11JOB_STATE_RUNNING\x10\x05\x12\x14\n\x10JOB_STATE_STAGED\x10\x06\x12\x17\n\x13JOB_STATE_COMMITTED\x10\x07\x12\x14\n\x10JOB_STATE_SERVED\x10\x08\x12\x15\n\x11JOB_STATE_DROPPED\x10\t\x12\x15\n\x11JOB_STATE_REFUSED\x10\n\x12\x14\n\x10JOB_STATE_FAILED\x10\x0b\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x0c\x12\x16\n\x12JOB_STATE_DEFERRED\x10\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOB_METRICSENTRY']._loaded_options = None
   _globals['_JOB_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=626
-  _globals['_JOBSTATE']._serialized_end=967
+  _globals['_JOBSTATE']._serialized_start=662
+  _globals['_JOBSTATE']._serialized_end=1003
   _globals['_JOB']._serialized_start=124
-  _globals['_JOB']._serialized_end=623
-  _globals['_JOB_METRICSENTRY']._serialized_start=565
-  _globals['_JOB_METRICSENTRY']._serialized_end=611
+  _globals['_JOB']._serialized_end=659
+  _globals['_JOB_METRICSENTRY']._serialized_start=588
+  _globals['_JOB_METRICSENTRY']._serialized_end=634
 # @@protoc_insertion_point(module_scope)

@@ -130,6 +130,7 @@ class Job(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    RESTORES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"scenarios/{scenario}/jobs/{job_id}"; opaque."""
     job_id: _builtins.str
@@ -150,6 +151,8 @@ class Job(_message.Message):
     """Number of the committed version; set from COMMITTED on."""
     revision: _builtins.int
     """Grows with every change; what WatchJob resumes from."""
+    restores: _builtins.int
+    """For a rollback: number of the version it brings back; unset for a training job."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Samples of the batch, in its order."""
@@ -188,13 +191,19 @@ class Job(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         revision: _builtins.int = ...,
+        restores: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "create_time", b"create_time", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restores", b"_restores", "_version", b"_version", "create_time", b"create_time", "restores", b"restores", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "attempt", b"attempt", "create_time", b"create_time", "family", b"family", "job_id", b"job_id", "message", b"message", "metrics", b"metrics", "name", b"name", "reason", b"reason", "rejected_sample_ids", b"rejected_sample_ids", "revision", b"revision", "sample_ids", b"sample_ids", "scenario", b"scenario", "state", b"state", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restores", b"_restores", "_version", b"_version", "attempt", b"attempt", "create_time", b"create_time", "family", b"family", "job_id", b"job_id", "message", b"message", "metrics", b"metrics", "name", b"name", "reason", b"reason", "rejected_sample_ids", b"rejected_sample_ids", "restores", b"restores", "revision", b"revision", "sample_ids", b"sample_ids", "scenario", b"scenario", "state", b"state", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__restores: _TypeAlias = _typing.Literal["restores"]  # noqa: Y015
+    _WhichOneofArgType__restores: _TypeAlias = _typing.Literal["_restores", b"_restores"]  # noqa: Y015
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restores) -> _WhichOneofReturnType__restores | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015

@@ -26,7 +26,7 @@ from atoll.api.trainer.v1 import job_pb2 as atoll_dot_api_dot_trainer_dot_v1_dot
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*atoll/api/trainer/v1/trainer_service.proto\x12\x14\x61toll.api.trainer.v1\x1a\x1e\x61toll/api/trainer/v1/job.proto\x1a\x1cgoogle/protobuf/struct.proto\"\x82\x01\n\x10SubmitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08scenario\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12(\n\x07options\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x12\n\nsample_ids\x18\x05 \x03(\t\";\n\x11SubmitJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x0eGetJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x10ListJobsResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.atoll.api.trainer.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"8\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x15\n\rfrom_revision\x18\x02 \x01(\x03\":\n\x10WatchJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\";\n\x11\x43\x61ncelJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"\x13\n\x11GetTrainerRequest\"\x80\x01\n\x12GetTrainerResponse\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x05 \x03(\t\x12\x16\n\x0eloaded_version\x18\x06 \x01(\x03\x32\xba\x04\n\x0eTrainerService\x12\\\n\tSubmitJob\x12&.atoll.api.trainer.v1.SubmitJobRequest\x1a\'.atoll.api.trainer.v1.SubmitJobResponse\x12S\n\x06GetJob\x12#.atoll.api.trainer.v1.GetJobRequest\x1a$.atoll.api.trainer.v1.GetJobResponse\x12Y\n\x08ListJobs\x12%.atoll.api.trainer.v1.ListJobsRequest\x1a&.atoll.api.trainer.v1.ListJobsResponse\x12[\n\x08WatchJob\x12%.atoll.api.trainer.v1.WatchJobRequest\x1a&.atoll.api.trainer.v1.WatchJobResponse0\x01\x12\\\n\tCancelJob\x12&.atoll.api.trainer.v1.CancelJobRequest\x1a\'.atoll.api.trainer.v1.CancelJobResponse\x12_\n\nGetTrainer\x12\'.atoll.api.trainer.v1.GetTrainerRequest\x1a(.atoll.api.trainer.v1.GetTrainerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*atoll/api/trainer/v1/trainer_service.proto\x12\x14\x61toll.api.trainer.v1\x1a\x1e\x61toll/api/trainer/v1/job.proto\x1a\x1cgoogle/protobuf/struct.proto\"\x82\x01\n\x10SubmitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08scenario\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12(\n\x07options\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x12\n\nsample_ids\x18\x05 \x03(\t\";\n\x11SubmitJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"J\n\x15SubmitRollbackRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08scenario\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\"@\n\x16SubmitRollbackResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x0eGetJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x10ListJobsResponse\x12\'\n\x04jobs\x18\x01 \x03(\x0b\x32\x19.atoll.api.trainer.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"8\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x15\n\rfrom_revision\x18\x02 \x01(\x03\":\n\x10WatchJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\";\n\x11\x43\x61ncelJobResponse\x12&\n\x03job\x18\x01 \x01(\x0b\x32\x19.atoll.api.trainer.v1.Job\"\x13\n\x11GetTrainerRequest\"\xae\x01\n\x12GetTrainerResponse\x12\x10\n\x08scenario\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x05 \x03(\t\x12\x16\n\x0eloaded_version\x18\x06 \x01(\x03\x12\x14\n\x0clease_holder\x18\x07 \x01(\x08\x12\x16\n\x0eholder_address\x18\x08 \x01(\t2\xa7\x05\n\x0eTrainerService\x12\\\n\tSubmitJob\x12&.atoll.api.trainer.v1.SubmitJobRequest\x1a\'.atoll.api.trainer.v1.SubmitJobResponse\x12k\n\x0eSubmitRollback\x12+.atoll.api.trainer.v1.SubmitRollbackRequest\x1a,.atoll.api.trainer.v1.SubmitRollbackResponse\x12S\n\x06GetJob\x12#.atoll.api.trainer.v1.GetJobRequest\x1a$.atoll.api.trainer.v1.GetJobResponse\x12Y\n\x08ListJobs\x12%.atoll.api.trainer.v1.ListJobsRequest\x1a&.atoll.api.trainer.v1.ListJobsResponse\x12[\n\x08WatchJob\x12%.atoll.api.trainer.v1.WatchJobRequest\x1a&.atoll.api.trainer.v1.WatchJobResponse0\x01\x12\\\n\tCancelJob\x12&.atoll.api.trainer.v1.CancelJobRequest\x1a\'.atoll.api.trainer.v1.CancelJobResponse\x12_\n\nGetTrainer\x12\'.atoll.api.trainer.v1.GetTrainerRequest\x1a(.atoll.api.trainer.v1.GetTrainerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,26 +37,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITJOBREQUEST']._serialized_end=261
   _globals['_SUBMITJOBRESPONSE']._serialized_start=263
   _globals['_SUBMITJOBRESPONSE']._serialized_end=322
-  _globals['_GETJOBREQUEST']._serialized_start=324
-  _globals['_GETJOBREQUEST']._serialized_end=355
-  _globals['_GETJOBRESPONSE']._serialized_start=357
-  _globals['_GETJOBRESPONSE']._serialized_end=413
-  _globals['_LISTJOBSREQUEST']._serialized_start=415
-  _globals['_LISTJOBSREQUEST']._serialized_end=471
-  _globals['_LISTJOBSRESPONSE']._serialized_start=473
-  _globals['_LISTJOBSRESPONSE']._serialized_end=557
-  _globals['_WATCHJOBREQUEST']._serialized_start=559
-  _globals['_WATCHJOBREQUEST']._serialized_end=615
-  _globals['_WATCHJOBRESPONSE']._serialized_start=617
-  _globals['_WATCHJOBRESPONSE']._serialized_end=675
-  _globals['_CANCELJOBREQUEST']._serialized_start=677
-  _globals['_CANCELJOBREQUEST']._serialized_end=711
-  _globals['_CANCELJOBRESPONSE']._serialized_start=713
-  _globals['_CANCELJOBRESPONSE']._serialized_end=772
-  _globals['_GETTRAINERREQUEST']._serialized_start=774
-  _globals['_GETTRAINERREQUEST']._serialized_end=793
-  _globals['_GETTRAINERRESPONSE']._serialized_start=796
-  _globals['_GETTRAINERRESPONSE']._serialized_end=924
-  _globals['_TRAINERSERVICE']._serialized_start=927
-  _globals['_TRAINERSERVICE']._serialized_end=1497
+  _globals['_SUBMITROLLBACKREQUEST']._serialized_start=324
+  _globals['_SUBMITROLLBACKREQUEST']._serialized_end=398
+  _globals['_SUBMITROLLBACKRESPONSE']._serialized_start=400
+  _globals['_SUBMITROLLBACKRESPONSE']._serialized_end=464
+  _globals['_GETJOBREQUEST']._serialized_start=466
+  _globals['_GETJOBREQUEST']._serialized_end=497
+  _globals['_GETJOBRESPONSE']._serialized_start=499
+  _globals['_GETJOBRESPONSE']._serialized_end=555
+  _globals['_LISTJOBSREQUEST']._serialized_start=557
+  _globals['_LISTJOBSREQUEST']._serialized_end=613
+  _globals['_LISTJOBSRESPONSE']._serialized_start=615
+  _globals['_LISTJOBSRESPONSE']._serialized_end=699
+  _globals['_WATCHJOBREQUEST']._serialized_start=701
+  _globals['_WATCHJOBREQUEST']._serialized_end=757
+  _globals['_WATCHJOBRESPONSE']._serialized_start=759
+  _globals['_WATCHJOBRESPONSE']._serialized_end=817
+  _globals['_CANCELJOBREQUEST']._serialized_start=819
+  _globals['_CANCELJOBREQUEST']._serialized_end=853
+  _globals['_CANCELJOBRESPONSE']._serialized_start=855
+  _globals['_CANCELJOBRESPONSE']._serialized_end=914
+  _globals['_GETTRAINERREQUEST']._serialized_start=916
+  _globals['_GETTRAINERREQUEST']._serialized_end=935
+  _globals['_GETTRAINERRESPONSE']._serialized_start=938
+  _globals['_GETTRAINERRESPONSE']._serialized_end=1112
+  _globals['_TRAINERSERVICE']._serialized_start=1115
+  _globals['_TRAINERSERVICE']._serialized_end=1794
 # @@protoc_insertion_point(module_scope)

@@ -87,6 +87,60 @@ class SubmitJobResponse(_message.Message):
 Global___SubmitJobResponse: _TypeAlias = SubmitJobResponse  # noqa: Y015
 
 @_typing.final
+class SubmitRollbackRequest(_message.Message):
+    """A version to bring back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    SCENARIO_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """Chosen by the caller, stable over retries: lower-case letters, digits and hyphens, 1 to 63 characters."""
+    scenario: _builtins.str
+    """The scenario."""
+    version: _builtins.int
+    """Number of a durable version."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        scenario: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "scenario", b"scenario", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitRollbackRequest: _TypeAlias = SubmitRollbackRequest  # noqa: Y015
+
+@_typing.final
+class SubmitRollbackResponse(_message.Message):
+    """The job as it stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> _job_pb2.Job:
+        """The job."""
+
+    def __init__(
+        self,
+        *,
+        job: _job_pb2.Job | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitRollbackResponse: _TypeAlias = SubmitRollbackResponse  # noqa: Y015
+
+@_typing.final
 class GetJobRequest(_message.Message):
     """Names a job."""
 
@@ -311,6 +365,8 @@ class GetTrainerResponse(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     LOADED_VERSION_FIELD_NUMBER: _builtins.int
+    LEASE_HOLDER_FIELD_NUMBER: _builtins.int
+    HOLDER_ADDRESS_FIELD_NUMBER: _builtins.int
     scenario: _builtins.str
     """The scenario it trains."""
     family: _builtins.str
@@ -321,6 +377,10 @@ class GetTrainerResponse(_message.Message):
     """Parallel layout and device, e.g. "tp2 dp1 cpu"."""
     loaded_version: _builtins.int
     """Number of the version its workers hold."""
+    lease_holder: _builtins.bool
+    """Whether it holds the scenario's lease; only the holder runs jobs."""
+    holder_address: _builtins.str
+    """Address of whoever holds the lease, itself included; empty when nobody does."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Base URLs of the engines it publishes to."""
@@ -334,10 +394,12 @@ class GetTrainerResponse(_message.Message):
         layout: _builtins.str = ...,
         engines: _abc.Iterable[_builtins.str] | None = ...,
         loaded_version: _builtins.int = ...,
+        lease_holder: _builtins.bool = ...,
+        holder_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "engines", b"engines", "family", b"family", "layout", b"layout", "loaded_version", b"loaded_version", "scenario", b"scenario"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "engines", b"engines", "family", b"family", "holder_address", b"holder_address", "layout", b"layout", "lease_holder", b"lease_holder", "loaded_version", b"loaded_version", "scenario", b"scenario"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,11 @@ class TrainerServiceStub(object):
                 request_serializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitJobResponse.FromString,
                 _registered_method=True)
+        self.SubmitRollback = channel.unary_unary(
+                '/atoll.api.trainer.v1.TrainerService/SubmitRollback',
+                request_serializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitRollbackRequest.SerializeToString,
+                response_deserializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitRollbackResponse.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/atoll.api.trainer.v1.TrainerService/GetJob',
                 request_serializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.GetJobRequest.SerializeToString,
@@ -74,21 +79,31 @@ class TrainerServiceServicer(object):
     def SubmitJob(self, request, context):
         """Queues a job and returns at once. The same job_id with the same body returns the job as it stands, whether it
         is queued, running or committed by an earlier process; with another body it is JOB_ID_REUSED.
-        Other errors: NOT_TRAINED_HERE, INVALID_FIELD.
+        Other errors: NOT_TRAINED_HERE, NOT_LEASE_HOLDER, INVALID_FIELD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitRollback(self, request, context):
+        """Queues the return to an earlier version: engines and workers load its bytes, and the chain gets a new version in
+        a new incarnation. Samples of the old incarnation are not admitted any more. The same job_id with the same version
+        returns the job as it stands. Errors: VERSION_NOT_FOUND, NOT_RESTORABLE, JOB_ID_REUSED, NOT_TRAINED_HERE,
+        NOT_LEASE_HOLDER, INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """Returns a job. A committed job is known for ever, others until the trainer restarts. Errors: JOB_NOT_FOUND.
+        """Returns a job, also one of an earlier process. Errors: JOB_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists the jobs this process knows, newest first.
+        """Lists the scenario's jobs, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +138,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.SubmitJob,
                     request_deserializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitJobRequest.FromString,
                     response_serializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitJobResponse.SerializeToString,
+            ),
+            'SubmitRollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitRollback,
+                    request_deserializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitRollbackRequest.FromString,
+                    response_serializer=atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitRollbackResponse.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -178,6 +198,33 @@ class TrainerService(object):
             '/atoll.api.trainer.v1.TrainerService/SubmitJob',
             atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitJobRequest.SerializeToString,
             atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitRollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.api.trainer.v1.TrainerService/SubmitRollback',
+            atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitRollbackRequest.SerializeToString,
+            atoll_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SubmitRollbackResponse.FromString,
             options,
             channel_credentials,
             insecure,

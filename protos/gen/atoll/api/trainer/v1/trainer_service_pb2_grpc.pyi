@@ -36,12 +36,18 @@ class TrainerServiceStub:
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_trainer_service_pb2.SubmitJobRequest, _trainer_service_pb2.SubmitJobResponse]
     """Queues a job and returns at once. The same job_id with the same body returns the job as it stands, whether it
     is queued, running or committed by an earlier process; with another body it is JOB_ID_REUSED.
-    Other errors: NOT_TRAINED_HERE, INVALID_FIELD.
+    Other errors: NOT_TRAINED_HERE, NOT_LEASE_HOLDER, INVALID_FIELD.
+    """
+    SubmitRollback: _grpc.UnaryUnaryMultiCallable[_trainer_service_pb2.SubmitRollbackRequest, _trainer_service_pb2.SubmitRollbackResponse]
+    """Queues the return to an earlier version: engines and workers load its bytes, and the chain gets a new version in
+    a new incarnation. Samples of the old incarnation are not admitted any more. The same job_id with the same version
+    returns the job as it stands. Errors: VERSION_NOT_FOUND, NOT_RESTORABLE, JOB_ID_REUSED, NOT_TRAINED_HERE,
+    NOT_LEASE_HOLDER, INVALID_FIELD.
     """
     GetJob: _grpc.UnaryUnaryMultiCallable[_trainer_service_pb2.GetJobRequest, _trainer_service_pb2.GetJobResponse]
-    """Returns a job. A committed job is known for ever, others until the trainer restarts. Errors: JOB_NOT_FOUND."""
+    """Returns a job, also one of an earlier process. Errors: JOB_NOT_FOUND."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_trainer_service_pb2.ListJobsRequest, _trainer_service_pb2.ListJobsResponse]
-    """Lists the jobs this process knows, newest first."""
+    """Lists the scenario's jobs, newest first."""
     WatchJob: _grpc.UnaryStreamMultiCallable[_trainer_service_pb2.WatchJobRequest, _trainer_service_pb2.WatchJobResponse]
     """Sends the job now, then again after every change, until it is final. A heartbeat repeats the last answer when
     nothing changed for 10 seconds. Errors: JOB_NOT_FOUND.
@@ -59,12 +65,18 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     SubmitJob: _aio.UnaryUnaryMultiCallable[_trainer_service_pb2.SubmitJobRequest, _trainer_service_pb2.SubmitJobResponse]  # type: ignore[assignment]
     """Queues a job and returns at once. The same job_id with the same body returns the job as it stands, whether it
     is queued, running or committed by an earlier process; with another body it is JOB_ID_REUSED.
-    Other errors: NOT_TRAINED_HERE, INVALID_FIELD.
+    Other errors: NOT_TRAINED_HERE, NOT_LEASE_HOLDER, INVALID_FIELD.
+    """
+    SubmitRollback: _aio.UnaryUnaryMultiCallable[_trainer_service_pb2.SubmitRollbackRequest, _trainer_service_pb2.SubmitRollbackResponse]  # type: ignore[assignment]
+    """Queues the return to an earlier version: engines and workers load its bytes, and the chain gets a new version in
+    a new incarnation. Samples of the old incarnation are not admitted any more. The same job_id with the same version
+    returns the job as it stands. Errors: VERSION_NOT_FOUND, NOT_RESTORABLE, JOB_ID_REUSED, NOT_TRAINED_HERE,
+    NOT_LEASE_HOLDER, INVALID_FIELD.
     """
     GetJob: _aio.UnaryUnaryMultiCallable[_trainer_service_pb2.GetJobRequest, _trainer_service_pb2.GetJobResponse]  # type: ignore[assignment]
-    """Returns a job. A committed job is known for ever, others until the trainer restarts. Errors: JOB_NOT_FOUND."""
+    """Returns a job, also one of an earlier process. Errors: JOB_NOT_FOUND."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_trainer_service_pb2.ListJobsRequest, _trainer_service_pb2.ListJobsResponse]  # type: ignore[assignment]
-    """Lists the jobs this process knows, newest first."""
+    """Lists the scenario's jobs, newest first."""
     WatchJob: _aio.UnaryStreamMultiCallable[_trainer_service_pb2.WatchJobRequest, _trainer_service_pb2.WatchJobResponse]  # type: ignore[assignment]
     """Sends the job now, then again after every change, until it is final. A heartbeat repeats the last answer when
     nothing changed for 10 seconds. Errors: JOB_NOT_FOUND.
@@ -85,7 +97,19 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trainer_service_pb2.SubmitJobResponse, _abc.Awaitable[_trainer_service_pb2.SubmitJobResponse]]:
         """Queues a job and returns at once. The same job_id with the same body returns the job as it stands, whether it
         is queued, running or committed by an earlier process; with another body it is JOB_ID_REUSED.
-        Other errors: NOT_TRAINED_HERE, INVALID_FIELD.
+        Other errors: NOT_TRAINED_HERE, NOT_LEASE_HOLDER, INVALID_FIELD.
+        """
+
+    @_abc_1.abstractmethod
+    def SubmitRollback(
+        self,
+        request: _trainer_service_pb2.SubmitRollbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_service_pb2.SubmitRollbackResponse, _abc.Awaitable[_trainer_service_pb2.SubmitRollbackResponse]]:
+        """Queues the return to an earlier version: engines and workers load its bytes, and the chain gets a new version in
+        a new incarnation. Samples of the old incarnation are not admitted any more. The same job_id with the same version
+        returns the job as it stands. Errors: VERSION_NOT_FOUND, NOT_RESTORABLE, JOB_ID_REUSED, NOT_TRAINED_HERE,
+        NOT_LEASE_HOLDER, INVALID_FIELD.
         """
 
     @_abc_1.abstractmethod
@@ -94,7 +118,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_service_pb2.GetJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_service_pb2.GetJobResponse, _abc.Awaitable[_trainer_service_pb2.GetJobResponse]]:
-        """Returns a job. A committed job is known for ever, others until the trainer restarts. Errors: JOB_NOT_FOUND."""
+        """Returns a job, also one of an earlier process. Errors: JOB_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def ListJobs(
@@ -102,7 +126,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_service_pb2.ListJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_service_pb2.ListJobsResponse, _abc.Awaitable[_trainer_service_pb2.ListJobsResponse]]:
-        """Lists the jobs this process knows, newest first."""
+        """Lists the scenario's jobs, newest first."""
 
     @_abc_1.abstractmethod
     def WatchJob(
