@@ -19,7 +19,7 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.weights: list[float] | None = None
-        self.steps_taken = 0
+        self.count = 0
         self.loads: list[Path] = []
         self.trained_jobs = 0
         self.critic_steps = 0
@@ -31,11 +31,11 @@ class FakeBackend:
         self._run_hook("load")
         self.loads.append(model_directory)
         self.weights = json.loads((model_directory / "weights.json").read_text())
-        self.steps_taken, state = 0, None
+        self.count, state = 0, None
         if checkpoint_directory is not None:
-            self.steps_taken = json.loads((checkpoint_directory / "optimizer.json").read_text())
+            self.count = json.loads((checkpoint_directory / "optimizer.json").read_text())
             state = (checkpoint_directory / "driver_state").read_bytes()
-        return Loaded(self.steps_taken, state)
+        return Loaded(self.count, state)
 
     def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
         return [np.zeros(row.response_length, dtype=np.float32) for row in rows]
@@ -45,14 +45,17 @@ class FakeBackend:
         metrics: list[Mapping[str, float]] = []
         for number, (step, rate) in enumerate(zip(steps, learning_rates, strict=True)):
             assert self.weights is not None, "train before load"
-            self.steps_taken += 1
+            self.count += 1
             push = sum(row.weights.policy * float(row.row.tokens.sum()) for row in step.rows)
-            self.weights = [w + rate * push * self.steps_taken for w in self.weights]
+            self.weights = [w + rate * push * self.count for w in self.weights]
             metrics.append({"loss": push, "grad_norm": abs(push), "learning_rate": rate})
             if number == 0:
                 self._run_hook("second_step")
         self.trained_jobs += 1
         return StepReport(tuple(metrics), {"forward_backward": 0.001})
+
+    def steps_taken(self) -> int:
+        return self.count
 
     def compute_advantages(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
         self._run_hook("compute_advantages")
@@ -68,7 +71,7 @@ class FakeBackend:
         assert model_directory is not None and checkpoint_directory is not None
         write_model(model_directory, self.weights)
         checkpoint_directory.mkdir()
-        (checkpoint_directory / "optimizer.json").write_text(json.dumps(self.steps_taken))
+        (checkpoint_directory / "optimizer.json").write_text(json.dumps(self.count))
         (checkpoint_directory / "driver_state").write_bytes(driver_state)
 
     def healthy(self) -> bool:

@@ -9,7 +9,8 @@ import torch
 from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.megatron.backend import MegatronBackend
 from atoll.trainer.megatron.settings import MicroBatchLimit, ParallelLayout
-from atoll.trainer.training import ConstantRate, train_steps
+from atoll.trainer.schedule import RateSchedule
+from atoll.trainer.training import train_steps
 
 from tests.trainer.critic_support import CriticOracle, sao_binding, sao_family, sao_rows, sao_steps
 from tests.trainer.megatron_oracle import Oracle
@@ -26,7 +27,7 @@ def train(
     backend: MegatronBackend, binding: FamilyBinding, groups: int = 4, one_token: bool = False
 ) -> Mapping[str, float]:
     steps = sao_steps(sao_rows(groups, one_token), binding)
-    found = train_steps(backend, sao_family(binding), binding, ConstantRate(1e-3), steps)
+    found = train_steps(backend, sao_family(binding), binding, RateSchedule(1e-3), steps)
     return {name: value for name, value in found.items() if not name.startswith("perf/")}
 
 

@@ -12,7 +12,8 @@ from atoll.families.run_settings import RunSettings
 from atoll.families.steps import build_train_steps
 from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.megatron.settings import MicroBatchLimit, ParallelLayout
-from atoll.trainer.training import ConstantRate, train_steps
+from atoll.trainer.schedule import RateSchedule
+from atoll.trainer.training import train_steps
 from pydantic import JsonValue
 
 from tests.trainer.critic_support import sao_rows
@@ -66,7 +67,7 @@ def two_jobs(name: str, layout: ParallelLayout, pool: Pool, tiny_model: TinyMode
     steps = build_train_steps(family, batch, family.prepare(batch, {}))
     backend = pool.of(layout, MicroBatchLimit(rows=3))
     backend.load(model, None, other)
-    found = [train_steps(backend, family, binding, ConstantRate(1e-3), steps) for _ in range(2)]
+    found = [train_steps(backend, family, binding, RateSchedule(1e-3), steps) for _ in range(2)]
     return [{key: value for key, value in job.items() if not key.startswith("perf/")} for job in found]
 
 

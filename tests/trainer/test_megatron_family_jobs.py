@@ -13,7 +13,8 @@ from atoll.families.run_settings import RunSettings
 from atoll.families.steps import build_train_steps
 from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.megatron.settings import MicroBatchLimit, ParallelLayout
-from atoll.trainer.training import ConstantRate, train_steps
+from atoll.trainer.schedule import RateSchedule
+from atoll.trainer.training import train_steps
 from pydantic import JsonValue
 
 from tests.trainer.megatron_support import VOCAB, ModelKind, Pool, make_rows
@@ -56,7 +57,7 @@ def jobs(pool: Pool, layout: ParallelLayout, model: Path, name: str, count: int)
     backend = pool.of(layout, MicroBatchLimit(rows=3))
     backend.load(model, None, model)
     steps = build_train_steps(family, batch, family.prepare(batch, {}))
-    found = [train_steps(backend, family, binding, ConstantRate(1e-3), steps) for _ in range(count)]
+    found = [train_steps(backend, family, binding, RateSchedule(1e-3), steps) for _ in range(count)]
     return [{key: value for key, value in each.items() if not key.startswith("perf/")} for each in found]
 
 

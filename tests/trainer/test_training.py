@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from atoll.trainer.backend import StepRefused
-from atoll.trainer.training import ConstantRate, JobWorkers, train_steps
+from atoll.trainer.schedule import RateSchedule
+from atoll.trainer.training import JobWorkers, train_steps
 
 from tests.fakes.backend import FakeBackend, write_model
 from tests.trainer.critic_support import sao_binding, sao_family, sao_rows, sao_steps
@@ -24,8 +25,8 @@ def refuse() -> None:
 
 def test_the_critic_trains_as_often_as_the_family_says_and_its_metrics_keep_their_group(backend: FakeBackend) -> None:
     binding = sao_binding(critic_steps_per_actor=3)
-    metrics = train_steps(backend, sao_family(binding), binding, ConstantRate(1e-3), sao_steps(sao_rows(), binding))
-    assert (backend.critic_steps, backend.steps_taken) == (3, 1)
+    metrics = train_steps(backend, sao_family(binding), binding, RateSchedule(1e-3), sao_steps(sao_rows(), binding))
+    assert (backend.critic_steps, backend.count) == (3, 1)
     assert metrics["critic/loss"] == 1.0
     assert "train/loss" in metrics
     assert metrics["perf/workers_critic_seconds"] == pytest.approx(0.003)
@@ -33,8 +34,8 @@ def test_the_critic_trains_as_often_as_the_family_says_and_its_metrics_keep_thei
 
 def test_a_critic_only_job_takes_no_step_of_the_actor(backend: FakeBackend) -> None:
     binding = sao_binding(num_critic_only_steps=1)
-    metrics = train_steps(backend, sao_family(binding), binding, ConstantRate(1e-3), sao_steps(sao_rows(), binding))
-    assert (backend.critic_steps, backend.steps_taken, backend.weights) == (2, 0, [1.0, 2.0, 3.0])
+    metrics = train_steps(backend, sao_family(binding), binding, RateSchedule(1e-3), sao_steps(sao_rows(), binding))
+    assert (backend.critic_steps, backend.count, backend.weights) == (2, 0, [1.0, 2.0, 3.0])
     assert "train/loss" not in metrics
 
 
@@ -42,10 +43,10 @@ def test_a_refusal_of_the_actor_counts_the_steps_that_the_critic_has_taken(backe
     binding = sao_binding()
     backend.before["train"] = [refuse]
     with pytest.raises(StepRefused, match="sample-3") as refused:
-        train_steps(backend, sao_family(binding), binding, ConstantRate(1e-3), sao_steps(sao_rows(), binding))
+        train_steps(backend, sao_family(binding), binding, RateSchedule(1e-3), sao_steps(sao_rows(), binding))
     assert refused.value.steps_taken == 2
     backend.before["train_critic"] = [refuse]
-    workers = JobWorkers(backend, binding, ConstantRate(1e-3))
+    workers = JobWorkers(backend, binding, RateSchedule(1e-3))
     with pytest.raises(StepRefused) as refused:
         workers.train_critic(sao_steps(sao_rows(), binding))
     assert refused.value.steps_taken == 0

@@ -23,7 +23,6 @@ class RunSettings:
     context_parallel: int = 1
     max_staleness: int = 0
     learning_rate: float = 1e-6
-    decoupled_learning_rate: bool = False
     dropout: float = 0.0
     """The larger of attention and hidden dropout."""
     has_reference: bool = False

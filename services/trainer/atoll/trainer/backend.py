@@ -110,6 +110,10 @@ class TrainingBackend(Protocol):
         """
         ...
 
+    def steps_taken(self) -> int:
+        """Optimizer steps of the actor behind its present weights: those of the checkpoint and all since."""
+        ...
+
     def compute_advantages(self, family: FamilyBinding, steps: Sequence[TrainStep]) -> tuple[TrainStep, ...]:
         """The same steps with what the family's `custom_advantage_function` makes of all their rows at once.
 

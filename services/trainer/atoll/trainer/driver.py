@@ -29,11 +29,11 @@ from atoll.trainer.preflight import refuse_settings, resolve_bound_family, run_s
 from atoll.trainer.progress import TrainingSetup
 from atoll.trainer.publishing import Publisher
 from atoll.trainer.retries import Patience
+from atoll.trainer.schedule import rate_schedule
 from atoll.trainer.settings import TrainerSettings
 from atoll.trainer.staging import Stager
 from atoll.trainer.teacher_client import TeacherClient
 from atoll.trainer.teacher_prompts import ModelRenderer
-from atoll.trainer.training import ConstantRate
 from atoll.trainer.transaction import JobRunner
 
 log = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
         TrainingSetup(
             family=family,
             binding=FamilyBinding(family.reference(), facts.options, run),
-            schedule=ConstantRate(settings.learning_rate),
+            schedule=rate_schedule(settings),
             max_staleness=facts.max_staleness,
             max_attempts=settings.max_attempts,
             renderer=renderer,

@@ -9,6 +9,7 @@ from atoll.families.run_settings import RunSettings
 from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.backends import refuse_unsupported
 from atoll.trainer.chain import ScenarioFacts
+from atoll.trainer.schedule import rate_schedule
 from atoll.trainer.settings import TrainerSettings
 
 PREFIX = "ATOLL_TRAINER_"
@@ -30,6 +31,7 @@ def refuse_settings(settings: TrainerSettings) -> None:
             f"{PREFIX}ENGINES",
             field=f"{PREFIX}MIN_ENGINES",
         )
+    rate_schedule(settings)
     try:
         settings.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

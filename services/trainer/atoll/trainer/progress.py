@@ -12,8 +12,8 @@ from atoll.families.signal import FamilyState
 from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.job_queue import JobBody
 from atoll.trainer.phases import PhaseClock
+from atoll.trainer.schedule import RateSchedule
 from atoll.trainer.staging import StagedArtifacts
-from atoll.trainer.training import ConstantRate
 
 
 class JobEnded(Exception):
@@ -59,7 +59,7 @@ class TrainingSetup:
 
     family: AnyFamily
     binding: FamilyBinding
-    schedule: ConstantRate
+    schedule: RateSchedule
     max_staleness: int
     max_attempts: int
     renderer: PromptRenderer | None = None

@@ -40,7 +40,15 @@ class TrainerSettings(ServiceSettings):
     data_parallel: int = Field(1, ge=1, description="copies of the model, which split the rows")
     seq_length: int = Field(4096, ge=2, description="longest row, prompt and response, that is trained; tokens")
     micro_batch_tokens: int = Field(8192, ge=1, description="packed tokens that go through the model at once")
-    learning_rate: float = Field(1e-6, gt=0, description="of every optimizer step")
+    learning_rate: float = Field(1e-6, gt=0, description="of every optimizer step of the actor; a schedule's peak")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="what the rate does after the warm-up"
+    )
+    lr_warmup_steps: int = Field(0, ge=0, description="optimizer steps in which the rate rises to learning_rate")
+    lr_decay_steps: int | None = Field(
+        None, ge=1, description="optimizer step, counted from the first, at which linear and cosine reach lr_minimum"
+    )
+    lr_minimum: float = Field(0.0, ge=0, description="rate at the end of the decay")
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)

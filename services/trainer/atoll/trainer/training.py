@@ -7,16 +7,7 @@ import numpy as np
 from atoll.families.catalog import AnyFamily
 from atoll.families.steps import TrainStep
 from atoll.trainer.backend import FamilyBinding, StepRefused, StepReport, TrainingBackend
-
-
-@dataclass(frozen=True)
-class ConstantRate:
-    """The learning rate of every optimizer step. Example: ConstantRate(1e-6)."""
-
-    rate: float
-
-    def rates(self, count: int) -> Sequence[float]:
-        return (self.rate,) * count
+from atoll.trainer.schedule import RateSchedule
 
 
 @dataclass
@@ -25,11 +16,13 @@ class JobWorkers:
 
     backend: TrainingBackend
     binding: FamilyBinding
-    schedule: ConstantRate
+    schedule: RateSchedule
     reports: list[StepReport] = field(default_factory=list)
 
     def train_actor(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
-        return self._train(lambda: self.backend.train(self.binding, steps, self.schedule.rates(len(steps))))
+        # Asked of the optimizer, which a checkpoint brings back: a count of the driver's own could differ from it.
+        rates = self.schedule.rates(self.backend.steps_taken(), len(steps))
+        return self._train(lambda: self.backend.train(self.binding, steps, rates))
 
     def train_critic(self, steps: Sequence[TrainStep]) -> Sequence[Mapping[str, float]]:
         return self._train(lambda: self.backend.train_critic(self.binding, steps))
@@ -52,7 +45,7 @@ def train_steps(
     backend: TrainingBackend,
     family: AnyFamily,
     binding: FamilyBinding,
-    schedule: ConstantRate,
+    schedule: RateSchedule,
     steps: Sequence[TrainStep],
 ) -> Mapping[str, float]:
     """Trains and returns the job's metrics: means over its optimizer steps, and the workers' seconds.

@@ -80,6 +80,10 @@ class MegatronBackend:
         self._has_reference = reference_directory is not None
         return cast(Loaded, answers[0])
 
+    def steps_taken(self) -> int:
+        """See `TrainingBackend.steps_taken`."""
+        return cast(int, self._call_all("steps_taken", (), self._timeouts.load)[0])
+
     def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
         """See `TrainingBackend.log_probs`."""
         return cast(list[Float32], self._of_each_row("log_probs", (), rows, [len(row.tokens) for row in rows]))

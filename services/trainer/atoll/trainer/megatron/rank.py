@@ -83,6 +83,10 @@ class MegatronRank:
         driver_state = load_checkpoint(checkpoint_directory, self._parts(self._model))
         return Loaded(self._model.optimizer.steps_taken(), driver_state)
 
+    def steps_taken(self) -> int:
+        """Steps that the actor's optimizer has counted; every rank counts the same."""
+        return self._loaded().optimizer.steps_taken()
+
     def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
         """float32 [R] of this rank's rows, in their order; empty on all but one rank of a copy of the model."""
         model = self._loaded()
