@@ -103,6 +103,11 @@ def check_declaration(family: type[AnyFamily]) -> None:
     ):
         if needed != (channel in hooks):
             raise refuse(f"{why} and the required hook {channel.value} go together; declare both or neither")
+    if HookChannel.REDUCER in hooks and family.loss_type is not LossType.POLICY_LOSS:
+        raise refuse(
+            f"the hook {HookChannel.REDUCER.value} needs loss_type policy_loss: a custom loss reduces by itself, and "
+            "the hook would never be called"
+        )
     computes = HookChannel.ADVANTAGE in hooks
     if family.advantages is AdvantageSource.COMPUTED and not computes:
         raise refuse(f"advantages computed and the required hook {HookChannel.ADVANTAGE.value} go together")

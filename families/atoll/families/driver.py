@@ -8,6 +8,9 @@ from typing import Protocol
 from atoll.families.rows import Float32, Int32
 from atoll.families.steps import TrainStep
 
+TEACHER_ENGINE = "teacher"
+"""Driver option: the address of a teacher service."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:

@@ -54,6 +54,8 @@ class HookChannel(StrEnum):
 
     LOSS = "custom_loss_function"
     PG_LOSS = "custom_pg_loss_function"
+    REDUCER = "custom_reducer"
+    """What each token adds to the stock policy loss, in place of `loss_aggregation`."""
     ADVANTAGE = "custom_advantage_function"
     ACTOR_INIT = "actor_init_hook"
     ACTOR_PRE_TRAIN = "actor_pre_train_hook"
@@ -110,6 +112,14 @@ class LossFamily(ABC, Generic[OptionsT_co]):
     def sampler_top_k(self) -> int:
         """How many of the engine's most likely ids the gateway records with every token. Default: 0, none."""
         return 0
+
+    @property
+    def driver_options(self) -> tuple[str, ...]:
+        """What the trainer must have been started with for these options, by name, such as `TEACHER_ENGINE`.
+
+        A job that brings the family to a run of another one is refused where any is missing. Default: nothing.
+        """
+        return ()
 
     @classmethod
     def provides_advantages(cls) -> bool:
@@ -209,6 +219,12 @@ class LossFamily(ABC, Generic[OptionsT_co]):
             raise option_refused(
                 f"{source}: score_centering true is refused with truncated importance sampling (use_tis), which weighs "
                 "the policy gradient beyond the weight that the family declares; turn one off",
+                field="score_centering",
+            )
+        if run.score_centering and HookChannel.REDUCER in self.required_objective_hooks:
+            raise option_refused(
+                f"{source}: score_centering true is refused: {self.name} reduces its loss with a custom_reducer, which "
+                "may weigh the policy gradient beyond the weight that the family declares; turn it off",
                 field="score_centering",
             )
         if self.configure_backend(run).reference_log_probs and not run.has_reference:

@@ -11,7 +11,7 @@ from atoll.common.errors import BadConfiguration
 from atoll.families.distill.options import DistillOptions, TopKDistribution
 from atoll.families.distill.prompts import TeacherPrompt
 from atoll.families.divergence_spec import Estimator, TeacherColumn
-from atoll.families.driver import JobContext, ScoreRequest, TeacherScores
+from atoll.families.driver import TEACHER_ENGINE, JobContext, ScoreRequest, TeacherScores
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
 from atoll.families.policy_spec import PolicyGradientWeight
 from atoll.families.refusals import batch_refused, option_refused
@@ -67,6 +67,10 @@ class DistillFamily(LossFamily[DistillOptionsT_co]):
     @property
     def requires_rollout_log_probs(self) -> bool:
         return self.options.importance_sampling_cap > 0
+
+    @property
+    def driver_options(self) -> tuple[str, ...]:
+        return (TEACHER_ENGINE,) if self.options.from_engine else ()
 
     def run_columns(self, run: RunSettings) -> tuple[ColumnSpec, ...]:
         """And what the teacher says, which an engine or a worker's forward-only pass fills."""

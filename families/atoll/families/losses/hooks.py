@@ -30,6 +30,7 @@ Args = HookArgs[FamilyOptions]
 
 LossHook = Callable[[Args, LossBatch, Tensor, Reducer], tuple[Tensor, Mapping[str, Tensor]]]
 PgLossHook = Callable[[Args, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+ReducerHook = Callable[[Args, LossBatch, Tensor], Tensor]
 AdvantageHook = Callable[[Args, RolloutData], None]
 ActorInitHook = Callable[[Actor], None]
 ActorPreTrainHook = Callable[[Actor, RolloutData], None]
@@ -37,6 +38,7 @@ ActorPreTrainHook = Callable[[Actor, RolloutData], None]
 _SUFFIX_AND_ARITY: Mapping[HookChannel, tuple[str, int]] = {
     HookChannel.LOSS: ("_loss", 4),
     HookChannel.PG_LOSS: ("_loss", 4),
+    HookChannel.REDUCER: ("_reducer", 3),
     HookChannel.ADVANTAGE: ("_advantages", 2),
     HookChannel.ACTOR_INIT: ("_actor_init", 1),
     HookChannel.ACTOR_PRE_TRAIN: ("_actor_pre_train", 2),
@@ -65,6 +67,7 @@ class ObjectiveHooks:
 
     loss: LossHook | None = None
     pg_loss: PgLossHook | None = None
+    reducer: ReducerHook | None = None
     advantage: AdvantageHook | None = None
     actor_init: ActorInitHook | None = None
     actor_pre_train: ActorPreTrainHook | None = None
@@ -101,6 +104,7 @@ def resolve_hooks(family: type[AnyFamily]) -> ObjectiveHooks:
     return ObjectiveHooks(
         loss=cast(LossHook | None, functions.get(HookChannel.LOSS)),
         pg_loss=cast(PgLossHook | None, functions.get(HookChannel.PG_LOSS)),
+        reducer=cast(ReducerHook | None, functions.get(HookChannel.REDUCER)),
         advantage=cast(AdvantageHook | None, functions.get(HookChannel.ADVANTAGE)),
         actor_init=cast(ActorInitHook | None, functions.get(HookChannel.ACTOR_INIT)),
         actor_pre_train=cast(ActorPreTrainHook | None, functions.get(HookChannel.ACTOR_PRE_TRAIN)),

@@ -10,7 +10,7 @@ from atoll.families.losses.actor import RolloutData
 from atoll.families.losses.batch import LossBatch
 from atoll.families.losses.hooks import ObjectiveHooks, resolve_hooks
 from atoll.families.losses.policy_loss import LossResult, PgPrimitive, policy_loss
-from atoll.families.losses.reducer import Reducer
+from atoll.families.losses.reducer import Reducer, TokenShares
 from atoll.families.losses.score_centering import ScoreCentering
 from atoll.families.rows import Float32
 from atoll.families.run_settings import HookArgs, RunSettings
@@ -35,7 +35,8 @@ class LossFunction:
     def __call__(self, batch: LossBatch, logits: Tensor) -> LossResult:
         """This micro-batch's part of the step's loss, for logits [S, V_local]."""
         if self._family.loss_type is LossType.POLICY_LOSS:
-            return policy_loss(self._spec, batch, logits, self._primitive(), self._centering)
+            shares = self._shares(batch)
+            return policy_loss(self._spec, batch, logits, self._primitive(), self._centering, shares)
         if self.hooks.loss is None:
             raise ValueError(f"loss family {self._family.name} has no custom_loss_function")
         reduce = Reducer(batch)
@@ -69,6 +70,10 @@ class LossFunction:
         if hook is None:
             return None
         return lambda ppo_kl, log_probs, advantages: hook(self._args, ppo_kl, log_probs, advantages)
+
+    def _shares(self, batch: LossBatch) -> TokenShares | None:
+        hook = self.hooks.reducer
+        return None if hook is None else lambda losses: hook(self._args, batch, losses)
 
 
 def _host_rows(rows: Sequence[TrainRow], name: str, tensors: Sequence[Tensor] | None) -> list[Float32]:

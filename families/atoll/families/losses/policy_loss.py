@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from atoll.families.losses.batch import LossBatch
-from atoll.families.losses.reducer import Reducer
+from atoll.families.losses.reducer import Reducer, TokenShares
 from atoll.families.losses.score_centering import ScoreCentering
 from atoll.families.losses.vocab import token_statistics
 from atoll.families.policy_spec import KlKind, OldPolicy, PolicyLossSpec
@@ -44,16 +44,17 @@ def policy_loss(
     logits: Tensor,
     primitive: PgPrimitive | None = None,
     centering: ScoreCentering | None = None,
+    shares: TokenShares | None = None,
 ) -> LossResult:
     """The stock policy loss of one micro-batch, or the same loss around another per-token primitive.
 
-    logits [S, V_local]. `centering` adds its term with the loss's own advantages and weights. Non-finite inputs under
-    the mask change neither value nor gradient.
+    logits [S, V_local]. `centering` adds its term with the loss's own advantages and weights; `shares` reduces the
+    policy term in place of the rows' weights. Non-finite inputs under the mask change neither value nor gradient.
     Raises: ValueError when the batch lacks advantages, or reference log-probs that the KL term needs.
     """
     if batch.advantages is None:
         raise ValueError("the policy loss needs advantages; the family declares where they come from")
-    reduce = Reducer(batch)
+    reduce = Reducer(batch, shares)
     stats = token_statistics(logits, batch.tokens, batch.temperatures, batch.shard, logit_rows=batch.logit_rows)
     log_probs = reduce.neutral(stats.log_probs)
     advantages = reduce.neutral(batch.advantages)

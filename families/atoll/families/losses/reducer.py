@@ -1,8 +1,13 @@
 """Turns token values into this micro-batch's part of the step's sums, and finds the rows that are not finite."""
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 from atoll.families.losses.batch import LossBatch
 from torch import Tensor, zeros_like
+
+TokenShares = Callable[[Tensor], Tensor]
+"""token losses [T], 0 where masked -> what each token adds to the step's loss [T]"""
 
 
 class Reducer:
@@ -11,15 +16,28 @@ class Reducer:
     Sums are float64: advantages of a group cancel, and what is left must not depend on the cut into micro-batches.
 
     Masked tokens are selected away, so they reach neither the value nor the gradient. Make one for each micro-batch.
+    `shares` takes the place of the rows' policy weights: what a token adds must not depend on the other tokens of its
+    micro-batch, or the loss depends on the cut.
     """
 
-    def __init__(self, batch: LossBatch) -> None:
+    def __init__(self, batch: LossBatch, shares: TokenShares | None = None) -> None:
         self._batch = batch
+        self._shares = shares
         self._bad_tokens = zeros_like(batch.mask)
 
     def __call__(self, values: Tensor) -> Tensor:
-        """The policy (or divergence, or cross-entropy) term of token values [T]; a scalar."""
-        return self._sum(values, self._batch.policy_weights)
+        """The policy (or divergence, or cross-entropy) term of token values [T]; a scalar.
+
+        Raises: ValueError when `shares` does not answer for every token.
+        """
+        if self._shares is None:
+            return self._sum(values, self._batch.policy_weights)
+        self.require_finite(values)
+        shares = self._shares(self._masked(values))
+        if shares.shape != values.shape:
+            raise ValueError(f"custom_reducer must return a share for each of {len(values)} tokens, got {shares.shape}")
+        self.require_finite(shares)
+        return self._masked(shares).double().sum()
 
     def regularizer(self, values: Tensor) -> Tensor:
         """An entropy or KL term of token values [T]; a scalar."""
