@@ -16,8 +16,8 @@ from atoll.api.registry.v1 import (
 )
 from atoll.common.channels import open_channel
 from atoll.common.errors import AtollError, BadConfiguration
+from atoll.common.intact import refuse_damaged
 from atoll.common.rpc_errors import from_rpc_error
-from atoll.engine.intact import refuse_damaged
 
 log = structlog.get_logger(__name__)
 

@@ -13,13 +13,12 @@ HASH_THREADS = 4
 
 
 def refuse_damaged(location: Path, files: Sequence[artifact_pb2.ManifestFile]) -> None:
-    """Reads every file, which warms the page cache for SGLang. Raises BadConfiguration naming what differs."""
+    """Reads every file, which also warms the page cache. Raises BadConfiguration naming what differs."""
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         problems = [problem for problem in pool.map(lambda file: _problem(location, file), files) if problem]
     if problems:
         raise BadConfiguration(
-            f"the head's model in {location} is not what was committed: {'; '.join(problems)}; restore the directory "
-            "from a copy"
+            f"{location} is not what was committed: {'; '.join(problems)}; restore the directory from a copy"
         )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from atoll.api.registry.v1 import artifact_pb2
 from atoll.common.errors import BadConfiguration
-from atoll.engine.intact import refuse_damaged
+from atoll.common.intact import refuse_damaged
 
 CONTENT = {"model.safetensors": b"weights" * 100, "config.json": b"{}"}
 
