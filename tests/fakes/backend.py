@@ -23,6 +23,8 @@ class FakeBackend:
         self.loads: list[Path] = []
         self.trained_jobs = 0
         self.critic_steps = 0
+        self.checked_families: list[str] = []
+        self.trained_families: list[str] = []
         self.before: dict[str, list[Callable[[], None]]] = {}
 
     def load(
@@ -42,6 +44,7 @@ class FakeBackend:
 
     def train(self, family: FamilyBinding, steps: Sequence[TrainStep], learning_rates: Sequence[float]) -> StepReport:
         self._run_hook("train")
+        self.trained_families.append(family.reference)
         metrics: list[Mapping[str, float]] = []
         for number, (step, rate) in enumerate(zip(steps, learning_rates, strict=True)):
             assert self.weights is not None, "train before load"
@@ -53,6 +56,10 @@ class FakeBackend:
                 self._run_hook("second_step")
         self.trained_jobs += 1
         return StepReport(tuple(metrics), {"forward_backward": 0.001})
+
+    def check_family(self, family: FamilyBinding) -> None:
+        self._run_hook("check_family")
+        self.checked_families.append(family.reference)
 
     def steps_taken(self) -> int:
         return self.count

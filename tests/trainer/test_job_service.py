@@ -75,7 +75,7 @@ async def test_a_job_that_an_earlier_trainer_committed_is_compared_as_well(here:
         ("sample_ids", [], errors_pb2.REASON_INVALID_FIELD),
         ("sample_ids", ["a-0", "a-0"], errors_pb2.REASON_INVALID_FIELD),
         ("scenario", "other", errors_pb2.REASON_NOT_TRAINED_HERE),
-        ("family", "sao", errors_pb2.REASON_NOT_TRAINED_HERE),
+        ("family", "nonesuch", errors_pb2.REASON_FAMILY_NOT_FOUND),
         ("options", structs.struct_from({}), errors_pb2.REASON_NOT_TRAINED_HERE),
         ("options", structs.struct_from({"eps": 1}), errors_pb2.REASON_UNKNOWN_FIELD),
     ],

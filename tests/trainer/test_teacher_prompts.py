@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from atoll.common.errors import BadConfiguration, InvalidInput
 from atoll.common.renderer import TOKENIZER_FILES, Renderer
-from atoll.families.catalog import make_family
+from atoll.families.catalog import AnyFamily, make_family
 from atoll.families.run_settings import RunSettings
+from atoll.families.samples import PromptRenderer
+from atoll.trainer.backend import FamilyBinding
+from atoll.trainer.job_families import JobFamily
 from atoll.trainer.preparation import shape_batch
 from atoll.trainer.teacher_prompts import ModelRenderer
 from pydantic import JsonValue
@@ -42,6 +45,10 @@ def test_parts_and_developers_are_rendered_as_the_gateway_renders_them(tiny_mode
     )
 
 
+def own(family: AnyFamily, run: RunSettings, renderer: PromptRenderer | None = None) -> JobFamily:
+    return JobFamily(family, FamilyBinding(family.reference(), {}, run), is_own=True, renderer=renderer)
+
+
 def test_a_prompt_that_does_not_fit_is_refused(tiny_models: Path) -> None:
     with pytest.raises(Exception, match="send less"):
         ModelRenderer.from_directory(student(tiny_models), 3).render([QUESTION])
@@ -58,18 +65,18 @@ def test_rows_of_sdft_carry_the_rendered_context(tiny_models: Path) -> None:
     item = reported("a", metadata={"teacher_context": "say hello"})
     item = replace(item, sample=replace(item.sample, request={"messages": [dict(QUESTION)]}))
     renderer = ModelRenderer.from_directory(student(tiny_models), run.seq_length)
-    (row,) = shape_batch("job-1", 1, [item], family, run, renderer).rows
+    (row,) = shape_batch("job-1", 1, [item], own(family, run, renderer)).rows
     taught = {"role": "user", "content": "hi\n\nsay hello"}
     assert row.columns["teacher_tokens"].tolist() == [*renderer.render([taught]).tolist(), 3, 4, 5]
     with pytest.raises(BadConfiguration, match="the driver has no chat template"):
-        shape_batch("job-1", 1, [item], family, run)
+        shape_batch("job-1", 1, [item], own(family, run))
 
 
 def test_heads_reach_the_rows_where_score_centering_is_on() -> None:
     run = RunSettings(vocab_size=1100, seq_length=200, score_centering=True, score_centering_top_k=2)
     family = make_family("opd", {}).bind(run)
     item = reported("a", score=None, top_k=4, log_probs=(-3.0, -3.0, -3.0))
-    (row,) = shape_batch("job-1", 1, [item], family, run).rows
+    (row,) = shape_batch("job-1", 1, [item], own(family, run)).rows
     assert row.columns["sampler_topk_ids"].tolist() == [[0, 1], [4, 5], [8, 9]]
     with pytest.raises(InvalidInput, match="sample sample-of-a: score centering: no top-k was recorded"):
-        shape_batch("job-1", 1, [reported("a", score=None)], family, run)
+        shape_batch("job-1", 1, [reported("a", score=None)], own(family, run))

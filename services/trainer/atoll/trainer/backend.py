@@ -99,6 +99,13 @@ class TrainingBackend(Protocol):
         """
         ...
 
+    def check_family(self, family: FamilyBinding) -> None:
+        """Resolve a family with its hooks in every worker, before the first job that brings it.
+
+        Raises `InvalidInput` naming what is missing; nothing is lost.
+        """
+        ...
+
     def log_probs(self, rows: Sequence[Row]) -> list[Float32]:
         """Per row, float32 [R]: log softmax(logits / T) of the response tokens at the row's temperature T."""
         ...

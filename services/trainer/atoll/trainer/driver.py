@@ -18,10 +18,13 @@ from atoll.common.channels import open_channel
 from atoll.common.engine_client import EngineClient
 from atoll.common.errors import AtollError, BadConfiguration, InvalidInput
 from atoll.common.server import GrpcServer, run_service, wait_for_stop_signal
+from atoll.families.driver import TEACHER_ENGINE
+from atoll.families.samples import PromptRenderer
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, TrainingBackend
 from atoll.trainer.backends import layout_of, make_backend
 from atoll.trainer.batch_reader import BatchReader
 from atoll.trainer.chain import Chain, ChainVersion, ScenarioFacts
+from atoll.trainer.job_families import JobFamilies, JobFamily
 from atoll.trainer.job_queue import JobQueue
 from atoll.trainer.job_service import SERVICE_NAME, JobService, TrainerFacts
 from atoll.trainer.loading import WorkerModel
@@ -83,8 +86,17 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
     vocab_size = vocabulary_size(model_directory)
     run = run_settings(settings, facts, vocab_size)
     family = resolve_bound_family(facts, run)
-    needs_renderer = family.needs_prompt_renderer
-    renderer = ModelRenderer.from_directory(model_directory, run.seq_length) if needs_renderer else None
+
+    def make_renderer() -> PromptRenderer:
+        return ModelRenderer.from_directory(model_directory, run.seq_length)
+
+    own = JobFamily(
+        family,
+        FamilyBinding(family.reference(), facts.options, run),
+        is_own=True,
+        renderer=make_renderer() if family.needs_prompt_renderer else None,
+    )
+    families = JobFamilies(own, make_renderer, [TEACHER_ENGINE] if teacher is not None else [])
 
     model = WorkerModel(backend, chain, patience)
     await _load_head(model, head)
@@ -108,12 +120,10 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
         model,
         Stager(registry, settings.scenario, backend, patience),
         TrainingSetup(
-            family=family,
-            binding=FamilyBinding(family.reference(), facts.options, run),
+            families=families,
             schedule=rate_schedule(settings),
             max_staleness=facts.max_staleness,
             max_attempts=settings.max_attempts,
-            renderer=renderer,
             teacher=teacher,
         ),
         patience,
@@ -121,7 +131,7 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
         on_trainable=server.set_serving,
     )
     told = TrainerFacts(settings.scenario, family.name, settings.backend, layout_of(settings), settings.engines)
-    service = JobService(queue, chain, family, model, told, on_remembered=publisher.wake)
+    service = JobService(queue, chain, families, model, told, on_remembered=publisher.wake)
     trainer_service_pb2_grpc.add_TrainerServiceServicer_to_server(service, server.grpc)
     await server.start([SERVICE_NAME])
     stack.push_async_callback(server.stop)

@@ -8,11 +8,11 @@ import grpc
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_pb2_grpc
 from atoll.common import structs
-from atoll.common.errors import AtollError, Conflict, InvalidInput
+from atoll.common.errors import Conflict, InvalidInput
 from atoll.common.names import check_id, job_name
 from atoll.common.pages import decode_number_token, encode_page_token, page_size
-from atoll.families.catalog import AnyFamily
 from atoll.trainer.chain import Chain, ChainVersion
+from atoll.trainer.job_families import JobFamilies, not_trained_here
 from atoll.trainer.job_queue import JobBody, JobQueue, JobRecord
 from atoll.trainer.loading import WorkerModel
 
@@ -40,7 +40,7 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
         self,
         queue: JobQueue,
         chain: Chain,
-        family: AnyFamily,
+        families: JobFamilies,
         model: WorkerModel,
         facts: TrainerFacts,
         on_remembered: Callable[[], None],
@@ -48,7 +48,7 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
         """on_remembered: called when a job of an earlier process was taken in, whose version may be served already."""
         self._queue = queue
         self._chain = chain
-        self._family = family
+        self._families = families
         self._model = model
         self._facts = facts
         self._on_remembered = on_remembered
@@ -114,7 +114,9 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
         if known is not None:
             refuse_other_body(known.body, body)
             return known
-        refuse_untrained_here(body, self._facts.scenario, self._family)
+        if body.scenario != self._facts.scenario:
+            raise not_trained_here("scenario", repr(body.scenario), repr(self._facts.scenario))
+        self._families.of(body.family, body.options or {}, self._model.families)
         return await self._queue.submit(body)
 
     async def _known(self, job_id: str) -> JobRecord:
@@ -165,26 +167,6 @@ def refuse_other_body(known: JobBody, given: JobBody) -> None:
                 reason=errors_pb2.REASON_JOB_ID_REUSED,
                 field=field,
             )
-
-
-def refuse_untrained_here(body: JobBody, scenario: str, family: AnyFamily) -> None:
-    """Raises Conflict (NOT_TRAINED_HERE) for another scenario, family, or options than the workers started with."""
-
-    def refuse(field: str, given: str, here: str) -> Conflict:
-        return Conflict(
-            f"{field} is {given}, this trainer trains {here}", reason=errors_pb2.REASON_NOT_TRAINED_HERE, field=field
-        )
-
-    if body.scenario != scenario:
-        raise refuse("scenario", repr(body.scenario), repr(scenario))
-    if body.family not in (family.name, family.reference()):
-        raise refuse("family", repr(body.family), repr(family.name))
-    try:
-        options = type(family).from_options(body.options or {}).options
-    except AtollError as error:
-        raise InvalidInput(f"options: {error.message}", field=f"options.{error.field}", reason=error.reason) from error
-    if options != family.options:
-        raise refuse("options", options.canonical_json(), family.options.canonical_json())
 
 
 def job_message(record: JobRecord) -> job_pb2.Job:

@@ -1,21 +1,16 @@
 """What the workers hold: loads the head into them and remembers whether it is still untouched."""
 
 import asyncio
-import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
-from atoll.common.errors import BadConfiguration, InternalError
-from atoll.families.signal import FamilyState
+from atoll.common.errors import BadConfiguration
 from atoll.trainer.backend import TrainingBackend
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.retries import Patience
-from pydantic import JsonValue
+from atoll.trainer.trained_families import TrainedFamilies, read_driver_state
 
 log = structlog.get_logger(__name__)
-
-DRIVER_STATE_FORMAT = 1
 
 
 class WorkerModel:
@@ -28,7 +23,8 @@ class WorkerModel:
         self.number: int | None = None
         self.loaded_number: int | None = None
         """The last version that was in memory as a whole; what GetTrainer tells."""
-        self.family_state: FamilyState = {}
+        self.families: TrainedFamilies = {}
+        """Those that trained on the way to it."""
 
     async def load(self, version: ChainVersion) -> None:
         """Loads a version: its checkpoint where it has one, its weights alone for version 0.
@@ -43,18 +39,18 @@ class WorkerModel:
         base = await self._patience.ask("version 0", lambda: self._chain.version(0))
         reference = await self._location(base.model_digest)
         loaded = await asyncio.to_thread(self._backend.load, model, checkpoint, reference)
-        self.family_state = {} if loaded.driver_state is None else read_driver_state(loaded.driver_state)
-        self.hold(version, self.family_state)
+        self.families = {} if loaded.driver_state is None else read_driver_state(loaded.driver_state)
+        self.hold(version, self.families)
         log.info("version loaded", version=version.number, optimizer_steps=loaded.steps_taken)
 
     def touch(self) -> None:
         """Call before anything changes the weights."""
         self.number = None
 
-    def hold(self, version: ChainVersion, family_state: FamilyState) -> None:
+    def hold(self, version: ChainVersion, families: TrainedFamilies) -> None:
         """The memory is this version: just loaded, or just committed from it."""
         self.number = self.loaded_number = version.number
-        self.family_state = family_state
+        self.families = families
 
     async def _location(self, digest: str) -> Path:
         return await self._patience.ask("artifact location", lambda: self._chain.location(digest))
@@ -66,18 +62,3 @@ def refuse_untrainable(version: ChainVersion) -> None:
         raise BadConfiguration(
             f"version {version.number} keeps no checkpoint, so training cannot go on from it: roll back"
         )
-
-
-def driver_state(family: str, state: FamilyState) -> bytes:
-    """What the driver keeps in a checkpoint: canonical JSON, so that equal states are equal bytes."""
-    document = {"format": DRIVER_STATE_FORMAT, "family": family, "family_state": dict(state)}
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def read_driver_state(data: bytes) -> Mapping[str, JsonValue]:
-    """The family's state. Raises InternalError for bytes that `driver_state` did not write."""
-    document = json.loads(data)
-    if not isinstance(document, dict) or document.get("format") != DRIVER_STATE_FORMAT:
-        raise InternalError(f"the checkpoint's driver state is not of format {DRIVER_STATE_FORMAT}: {data[:80]!r}")
-    state: Mapping[str, JsonValue] = document["family_state"]
-    return state

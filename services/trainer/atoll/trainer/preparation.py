@@ -11,9 +11,10 @@ from atoll.families.refusals import batch_refused
 from atoll.families.rows import Batch, Row, validate_rows
 from atoll.families.run_settings import RunSettings
 from atoll.families.sampler_heads import sampler_head_columns
-from atoll.families.samples import PromptRenderer, ReportedSample, RowContext
+from atoll.families.samples import ReportedSample, RowContext
 from atoll.families.signal import FamilyState
 from atoll.families.steps import TrainStep, build_train_steps
+from atoll.trainer.job_families import JobFamily, refuse_other_reports
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +31,16 @@ def shape_batch(
     job_id: str,
     attempt: int,
     items: Sequence[ReportedSample],
-    family: AnyFamily,
-    run: RunSettings,
-    renderer: PromptRenderer | None = None,
+    job: JobFamily,
 ) -> Batch:
-    """Rows in the order of the samples. Pure. `renderer` is for a family that needs one.
+    """Rows in the order of the samples. Pure.
 
     Raises InvalidInput (BATCH_REFUSED and others) naming the sample that cannot be trained.
     """
-    context = RowContext(tuple(items), renderer)
+    family, run = job.family, job.run
+    if not job.is_own:
+        refuse_other_reports(family, items)
+    context = RowContext(tuple(items), job.renderer)
     rows = tuple(family.shape_sample_row(item, context) for item in items)
     if run.score_centering:
         rows = tuple(_with_sampler_head(row, item, family, run) for row, item in zip(rows, items, strict=True))

@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 
 from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.api.trainer.v1.job_pb2 import JobState
-from atoll.families.catalog import AnyFamily
 from atoll.families.driver import TeacherScorer
-from atoll.families.samples import PromptRenderer
 from atoll.families.signal import FamilyState
-from atoll.trainer.backend import FamilyBinding
+from atoll.trainer.job_families import JobFamilies, JobFamily
 from atoll.trainer.job_queue import JobBody
 from atoll.trainer.phases import PhaseClock
 from atoll.trainer.schedule import RateSchedule
 from atoll.trainer.staging import StagedArtifacts
+from atoll.trainer.trained_families import TrainedFamilies
 
 
 class JobEnded(Exception):
@@ -34,6 +33,8 @@ class Progress:
     """What this process has done for a job; forgotten with the process, and rebuilt by doing it again."""
 
     body: JobBody
+    found_family: JobFamily | None = None
+    """Known once its training begins."""
     crashes: int = 0
     restages: int = 0
     failed_loads: int = 0
@@ -47,6 +48,15 @@ class Progress:
     def attempt(self) -> int:
         return self.crashes + 1
 
+    @property
+    def family(self) -> JobFamily:
+        assert self.found_family is not None, "asked before the job's training began"
+        return self.found_family
+
+    def families_after(self, trained: TrainedFamilies) -> TrainedFamilies:
+        """What the checkpoint remembers once the job has trained."""
+        return self.family.after(self.new_state, trained)
+
     def forget_training(self) -> None:
         """The trained weights are gone or worth nothing."""
         self.trained_from, self.staged = None, None
@@ -57,12 +67,9 @@ class Progress:
 class TrainingSetup:
     """What stays the same for every job of this process."""
 
-    family: AnyFamily
-    binding: FamilyBinding
+    families: JobFamilies
     schedule: RateSchedule
     max_staleness: int
     max_attempts: int
-    renderer: PromptRenderer | None = None
-    """For a family whose teacher reads other prompts than the student did."""
     teacher: TeacherScorer | None = None
     """The teacher service, where there is one."""

@@ -23,11 +23,12 @@ from atoll.trainer.batch_reader import BatchReader
 from atoll.trainer.chain import Chain, ChainVersion, NewVersion
 from atoll.trainer.decision import Action, Situation, next_action
 from atoll.trainer.job_queue import JobBody, JobCancelled, JobQueue
-from atoll.trainer.loading import WorkerModel, driver_state
+from atoll.trainer.loading import WorkerModel
 from atoll.trainer.preparation import PreparedJob, prepare_batch, sample_of, score_batch, shape_batch
 from atoll.trainer.progress import JobEnded, Progress, TrainingSetup
 from atoll.trainer.retries import Patience
 from atoll.trainer.staging import Stager
+from atoll.trainer.trained_families import driver_state
 from atoll.trainer.training import train_steps
 
 log = structlog.get_logger(__name__)
@@ -158,6 +159,9 @@ class JobRunner:
 
     async def _train(self, progress: Progress, head: ChainVersion) -> None:
         body, clock, advance = progress.body, progress.clock, self._queue.advance
+        progress.found_family = self._setup.families.of(body.family, body.options or {}, self._model.families)
+        if not progress.family.is_own:
+            await asyncio.to_thread(self._backend.check_family, progress.family.binding)
         with clock.phase("pull"):
             items = await self._patience.ask("rows", lambda: self._reader.read(body.job_id, body.sample_ids))
         with clock.phase("admit"):
@@ -168,7 +172,7 @@ class JobRunner:
         await advance(body.job_id, job_pb2.JOB_STATE_RUNNING)
         self._model.touch()
         with clock.phase("train"):
-            trained = await self._take_steps(prepared, head)
+            trained = await self._take_steps(progress, prepared, head)
         progress.trained_from, progress.new_state = head.number, prepared.new_state
         metrics = {**prepared.metrics, **admitted.metrics, **trained}
         # The chain takes finite numbers only, and a metric is no reason to lose a step.
@@ -188,15 +192,16 @@ class JobRunner:
         return verdict
 
     async def _prepare(self, progress: Progress, items: tuple[ReportedSample, ...], head: ChainVersion) -> PreparedJob:
-        body, clock, family, run = progress.body, progress.clock, self._setup.family, self._setup.binding.run
+        body, clock, job, family = progress.body, progress.clock, progress.family, progress.family.family
         context = JobContext(str(head.weight_version), datetime.now(UTC), self._setup.teacher)
         try:
-            batch = shape_batch(body.job_id, progress.attempt, items, family, run, self._setup.renderer)
+            batch = shape_batch(body.job_id, progress.attempt, items, job)
             with clock.phase("score"):
                 batch = await asyncio.to_thread(score_batch, batch, family, context)
             await self._queue.advance(body.job_id, job_pb2.JOB_STATE_SCORED)
             with clock.phase("prepare"):
-                prepared = await asyncio.to_thread(prepare_batch, batch, family, self._model.family_state, context)
+                state = job.state(self._model.families)
+                prepared = await asyncio.to_thread(prepare_batch, batch, family, state, context)
         except JobCancelled:
             raise
         except AtollError as error:
@@ -205,20 +210,20 @@ class JobRunner:
         await self._queue.advance(body.job_id, job_pb2.JOB_STATE_PREPARED)
         return prepared
 
-    async def _take_steps(self, prepared: PreparedJob, head: ChainVersion) -> Mapping[str, float]:
-        setup = self._setup
+    async def _take_steps(self, progress: Progress, prepared: PreparedJob, head: ChainVersion) -> Mapping[str, float]:
+        job = progress.family
         try:
             return await asyncio.to_thread(
-                train_steps, self._backend, setup.family, setup.binding, setup.schedule, prepared.steps
+                train_steps, self._backend, job.family, job.binding, self._setup.schedule, prepared.steps
             )
         except StepRefused as refusal:
             if refusal.steps_taken == 0:
-                self._model.hold(head, self._model.family_state)
+                self._model.hold(head, self._model.families)
             raise JobEnded(job_pb2.JOB_STATE_REFUSED, refusal.reason, refusal.message, refusal.sample_ids) from refusal
 
     async def _stage(self, progress: Progress) -> None:
         job_id = progress.body.job_id
-        state = driver_state(self._setup.family.name, progress.new_state)
+        state = driver_state(progress.families_after(self._model.families))
         try:
             progress.staged = await self._stager.stage(job_id, progress.attempt, state, progress.clock)
         except AtollError as error:
@@ -229,9 +234,8 @@ class JobRunner:
             progress.restages += 1
             log.warning("staging again", error=error.message)
             return
-        metrics = {**progress.metrics, **progress.clock.metrics()}
-        progress.metrics = metrics
-        await self._queue.advance(job_id, job_pb2.JOB_STATE_STAGED, metrics=metrics)
+        progress.metrics = {**progress.metrics, **progress.clock.metrics()}
+        await self._queue.advance(job_id, job_pb2.JOB_STATE_STAGED, metrics=progress.metrics)
 
     async def _commit(self, progress: Progress) -> None:
         assert progress.staged is not None and progress.trained_from is not None
@@ -262,7 +266,7 @@ class JobRunner:
         """The chain has the job. The workers keep their weights when they are the committed ones."""
         staged = progress.staged
         if staged is not None and staged.checkpoint_digest == committed.checkpoint_digest:
-            self._model.hold(committed, progress.new_state)
+            self._model.hold(committed, progress.families_after(self._model.families))
         metrics = {**committed.metrics, **progress.clock.metrics()}
         job_id, number = progress.body.job_id, committed.number
         await self._queue.advance(job_id, job_pb2.JOB_STATE_COMMITTED, version=number, metrics=metrics)

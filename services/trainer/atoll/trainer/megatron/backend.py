@@ -80,6 +80,11 @@ class MegatronBackend:
         self._has_reference = reference_directory is not None
         return cast(Loaded, answers[0])
 
+    def check_family(self, family: FamilyBinding) -> None:
+        """See `TrainingBackend.check_family`."""
+        self._check(family)
+        self._call_all("check_family", (family,), self._timeouts.load)
+
     def steps_taken(self) -> int:
         """See `TrainingBackend.steps_taken`."""
         return cast(int, self._call_all("steps_taken", (), self._timeouts.load)[0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.common.errors import InvalidInput
+from atoll.common.errors import AtollError, InvalidInput
 from atoll.families.rows import Float32, Row
 from atoll.families.steps import TrainRow
 from atoll.trainer.backend import FamilyBinding, Loaded, StepReport
@@ -82,6 +82,13 @@ class MegatronRank:
             self._critic_in_use = True
         driver_state = load_checkpoint(checkpoint_directory, self._parts(self._model))
         return Loaded(self._model.optimizer.steps_taken(), driver_state)
+
+    def check_family(self, binding: FamilyBinding) -> None:
+        """Resolves a family and its hooks. Raises `FamilyRefused`: every rank has the same packages."""
+        try:
+            self._objective(binding)
+        except AtollError as error:
+            raise FamilyRefused(error.message, "family") from error
 
     def steps_taken(self) -> int:
         """Steps that the actor's optimizer has counted; every rank counts the same."""
