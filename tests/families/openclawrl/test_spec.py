@@ -113,6 +113,8 @@ def test_a_top_k_beyond_the_vocabulary_is_refused() -> None:
     ("values", "message"),
     [
         ({"hint_selection": "longest"}, "'shortest', 'token_optimal' or 'sequence_optimal'"),
+        ({"hint_scope": "turn"}, "'sample' or 'span'"),
+        ({"hint_scope": "span", "hint_selection": "shortest"}, "hint_scope span is only for .* got shortest"),
         ({"subset": "both"}, "'student', 'overlap' or 'teacher'"),
         ({"w_rl": -1}, "w_rl"),
         ({"w_opd": -1}, "w_opd"),

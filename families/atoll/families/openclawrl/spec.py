@@ -19,7 +19,7 @@ from atoll.families.run_settings import BackendNeeds, RunSettings
 from atoll.families.samples import ReportedSample, RowContext
 from atoll.families.signal import FamilyState, StepSignal
 from atoll.families.steps import TrainStep
-from pydantic import Field
+from pydantic import Field, model_validator
 
 SAMPLER_IDS = "engine_top_k_ids"
 """int32 [R, K] S^q: the engine's most likely ids, -1 where a place holds none."""
@@ -43,7 +43,16 @@ class HintSelection(StrEnum):
     TOKEN_OPTIMAL = "token_optimal"
     """For every token, the one whose most likely ids share most with the engine's."""
     SEQUENCE_OPTIMAL = "sequence_optimal"
-    """The one whose most likely ids share most with the engine's, over all trained tokens."""
+    """The one whose most likely ids share most with the engine's, over the trained tokens of `hint_scope`."""
+
+
+class HintScope(StrEnum):
+    """Over which trained tokens `sequence_optimal` adds up."""
+
+    SAMPLE = "sample"
+    """All of the sample: one candidate teaches it."""
+    SPAN = "span"
+    """A run of trained tokens, such as one turn of several: each has a candidate of its own."""
 
 
 class Subset(StrEnum):
@@ -70,12 +79,22 @@ class OpenClawRlOptions(AggregationOptions):
     top_k: int = Field(default=20, ge=1)
     """K: how many of the engine's most likely ids are recorded with every token."""
     hint_selection: HintSelection = HintSelection.SEQUENCE_OPTIMAL
+    hint_scope: HintScope = HintScope.SAMPLE
     subset: Subset = Subset.STUDENT
     adv_diff_clip: float = Field(default=1.0, ge=0)
     """Bound of |l_T - l_old| in the distilled advantage; 0: none."""
     kl_loss_coef: float = Field(default=0.0, ge=0)
     kl_loss_type: KlKind = KlKind.LOW_VAR_KL
     entropy_coef: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _scope_is_read(self) -> Self:
+        if self.hint_scope is HintScope.SPAN and self.hint_selection is not HintSelection.SEQUENCE_OPTIMAL:
+            raise ValueError(
+                f"hint_scope span is only for hint_selection sequence_optimal, got {self.hint_selection.value}; leave "
+                "it out"
+            )
+        return self
 
 
 class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from atoll.families.openclawrl.losses.selection import CandidateScores, Lesson, choose_lesson
-from atoll.families.openclawrl.spec import HintSelection, Subset
+from atoll.families.openclawrl.spec import HintScope, HintSelection, Subset
 
 SAMPLER = torch.tensor([[1, 2, 3], [1, 2, 3], [4, 5, -1], [-1, -1, -1]])
 TRAINED = torch.tensor([True, True, True, False])
@@ -57,6 +57,28 @@ def test_tokens_that_are_not_trained_do_not_vote() -> None:
         Subset.STUDENT,
     )
     assert chosen(found) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("scope", "trained", "expected"),
+    [
+        (HintScope.SPAN, [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 1]),
+        (HintScope.SPAN, [0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1]),
+        (HintScope.SPAN, [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]),  # one span is the sample
+        (HintScope.SPAN, [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),
+        (HintScope.SAMPLE, [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0]),
+        (HintScope.SAMPLE, [0, 1, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_every_span_of_trained_tokens_may_choose_for_itself(
+    scope: HintScope, trained: list[int], expected: list[int]
+) -> None:
+    first = CandidateScores(3, torch.tensor([[9], [1], [1], [9], [9], [9]]), torch.zeros(6, 1), torch.full((6, 1), 0.0))
+    second = CandidateScores(3, torch.tensor([[9], [9], [9], [9], [1], [1]]), torch.zeros(6, 1), torch.ones(6, 1))
+    mask = torch.tensor(trained, dtype=torch.bool)
+    sampler = torch.ones(6, 1, dtype=torch.int64)
+    found = choose_lesson([first, second], sampler, mask, HintSelection.SEQUENCE_OPTIMAL, Subset.STUDENT, scope)
+    assert found.log_probs[:, 0].tolist() == expected
 
 
 def test_the_teachers_ids_count_as_far_as_the_engine_named_any() -> None:

@@ -82,6 +82,7 @@ def _taught(
         torch.as_tensor(item.mask, dtype=torch.bool),
         options.hint_selection,
         options.subset,
+        options.hint_scope,
     )
     columns = {
         TEACHER_IDS: lesson.ids.numpy(),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from atoll.families.openclawrl.spec import HintSelection, Subset
+from atoll.families.openclawrl.spec import HintScope, HintSelection, Subset
 from torch import Tensor
 
 NO_ID = -1
@@ -41,6 +41,7 @@ def choose_lesson(
     trained: Tensor,
     selection: HintSelection,
     subset: Subset,
+    scope: HintScope = HintScope.SAMPLE,
 ) -> Lesson:
     """Selects a candidate for every token and cuts its subset.
 
@@ -54,7 +55,7 @@ def choose_lesson(
     native = native.masked_fill(~in_native, NO_ID)
     shared = ((sampler_ids[None, :, :, None] == native[:, :, None, :]).any(-1)) & present
     overlaps = shared.sum(-1)
-    chosen = _choose(candidates, overlaps, trained, selection)
+    chosen = _choose(candidates, overlaps, trained, selection, scope)
     tokens = torch.arange(len(sampler_ids))
     log_probs = torch.stack([each.sampler_log_probs for each in candidates])[chosen, tokens]
     match subset:
@@ -72,15 +73,30 @@ def choose_lesson(
     )
 
 
-def _choose(candidates: list[CandidateScores], overlaps: Tensor, trained: Tensor, selection: HintSelection) -> Tensor:
+def _choose(
+    candidates: list[CandidateScores], overlaps: Tensor, trained: Tensor, selection: HintSelection, scope: HintScope
+) -> Tensor:
     """int64 [R] the candidate of every token, from overlaps int64 [C, R]."""
     match selection:
         case HintSelection.SHORTEST:
             best = min(range(len(candidates)), key=lambda number: candidates[number].length)
+            return torch.full((overlaps.shape[1],), best, dtype=torch.int64)
         case HintSelection.SEQUENCE_OPTIMAL:
-            totals = (overlaps * trained).sum(-1).tolist()
-            best = totals.index(max(totals))
+            spans = _spans(trained) if scope is HintScope.SPAN else torch.zeros_like(trained, dtype=torch.int64)
+            totals = overlaps.new_zeros(len(candidates), len(trained))
+            return _first_best(totals.index_add_(1, spans, overlaps * trained))[spans]
         case HintSelection.TOKEN_OPTIMAL:
-            # Not argmax: which of several maxima it returns is not promised.
-            return (overlaps == overlaps.amax(0)).int().cumsum(0).eq(0).sum(0)
-    return torch.full((overlaps.shape[1],), best, dtype=torch.int64)
+            return _first_best(overlaps)
+
+
+def _spans(trained: Tensor) -> Tensor:
+    """int64 [R] the number of the run of trained tokens that each token is in, or that came before it."""
+    starts = trained.clone()
+    starts[1:] &= ~trained[:-1]
+    return (starts.cumsum(0) - 1).clamp(min=0)
+
+
+def _first_best(overlaps: Tensor) -> Tensor:
+    """The first candidate of the most, for every column of [C, n]."""
+    # Not argmax: which of several maxima it returns is not promised.
+    return (overlaps == overlaps.amax(0)).int().cumsum(0).eq(0).sum(0)
