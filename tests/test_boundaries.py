@@ -14,7 +14,7 @@ SHARED = {"api", "common"}
 
 MAY_IMPORT = {
     "common": {"api"},
-    "cli": SHARED,
+    "cli": SHARED | {"families"},
     "families": SHARED,
     "registry": SHARED | {"families"},
     "gateway": SHARED | {"families"},

@@ -25,7 +25,9 @@ def refused(values: dict[str, JsonValue]) -> InvalidInput:
 def test_flags_and_keys_give_equal_options() -> None:
     from_keys = Knobs.from_mapping("demo", {"width": 5, "rate": 1, "limit": 2.5, "warm": True})
     flags = ["--demo-width", "5", "--demo-rate=1", "--demo-limit", "2.5", "--demo-warm"]
-    from_flags, rest = Knobs.from_flags("demo", ["serve", *flags, "--other", "x"])
+    given, rest = Knobs.values_from_flags("demo", ["serve", *flags, "--other", "x"])
+    assert given == {"width": 5, "rate": 1, "limit": 2.5, "warm": True}
+    from_flags = Knobs.from_mapping("demo", given)
     assert from_flags == from_keys
     assert rest == ["serve", "--other", "x"]
     assert from_flags.canonical_json() == '{"limit":2.5,"rate":1.0,"warm":true,"width":5}'
@@ -36,8 +38,8 @@ def test_a_negative_number_is_the_value_of_its_flag() -> None:
 
 
 def test_a_flag_can_take_a_value_back_to_none_or_false() -> None:
-    options, _ = Knobs.from_flags("demo", ["--demo-limit", "none", "--demo-warm", "false"])
-    assert options == Knobs()
+    given, _ = Knobs.values_from_flags("demo", ["--demo-limit", "none", "--demo-warm", "false"])
+    assert given == {"limit": None, "warm": False}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,6 @@ def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
 )
 def test_a_bad_flag_is_refused_by_name(argv: list[str], field: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Knobs.from_flags("demo", argv)
+        Knobs.values_from_flags("demo", argv)
     assert caught.value.field == field
     assert message in caught.value.message

@@ -37,18 +37,13 @@ class FamilyOptions(BaseModel):
             ) from None
 
     @classmethod
-    def from_flags(cls, family: str, argv: Sequence[str]) -> tuple[Self, list[str]]:
-        """Takes this family's flags out of a command line; returns the options and the words that are left.
+    def values_from_flags(cls, family: str, argv: Sequence[str]) -> tuple[dict[str, JsonValue], list[str]]:
+        """Takes this family's flags out of a command line; returns the options that were given, and the other words.
 
-        `--grpo-eps-clip 0.2`, `--grpo-eps-clip=0.2`; a boolean takes `true` or `false`, and a bare flag means true.
+        `--grpo-eps-clip 0.2`, `--grpo-eps-clip=0.2`; a boolean takes `true` or `false`, and a bare flag means true;
+        `none` where none is allowed. Without defaults: they are laid over the options of a YAML file.
         Raises: InvalidInput naming the flag.
         """
-        values, rest = cls.values_from_flags(family, argv)
-        return cls.from_mapping(family, values), rest
-
-    @classmethod
-    def values_from_flags(cls, family: str, argv: Sequence[str]) -> tuple[dict[str, JsonValue], list[str]]:
-        """Like `from_flags`, without defaults: only the options that were given, to lay over those of a YAML file."""
         prefix = f"--{family}-"
         values: dict[str, JsonValue] = {}
         rest: list[str] = []

@@ -117,8 +117,9 @@ def test_settings_that_cannot_train_are_refused(values: dict[str, JsonValue], me
 
 
 def test_flags_carry_the_prefix() -> None:
-    options, rest = GrpoOptions.from_flags("grpo", ["--grpo-eps-clip", "0.1", "--grpo-kl-loss-type=k2", "--eps-clip"])
-    assert options == GrpoOptions(eps_clip=0.1, kl_loss_type=KlKind.K2)
+    flags = ["--grpo-eps-clip", "0.1", "--grpo-kl-loss-type=k2", "--eps-clip"]
+    given, rest = GrpoOptions.values_from_flags("grpo", flags)
+    assert GrpoOptions.from_mapping("grpo", given) == GrpoOptions(eps_clip=0.1, kl_loss_type=KlKind.K2)
     assert rest == ["--eps-clip"]
 
 

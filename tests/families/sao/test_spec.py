@@ -188,7 +188,8 @@ def test_settings_that_cannot_train_are_refused(values: dict[str, JsonValue], me
 
 def test_flags_carry_the_prefix() -> None:
     flags = ["--sao-eps-clip-high", "3", "--sao-length-adaptive-lambda", "--sao-critic-lambda=0.9"]
-    options, rest = SaoOptions.from_flags("sao", flags)
+    given, rest = SaoOptions.values_from_flags("sao", flags)
+    options = SaoOptions.from_mapping("sao", given)
     assert (options.eps_clip_high, options.length_adaptive_lambda, options.critic_lambda, rest) == (3.0, True, 0.9, [])
 
 

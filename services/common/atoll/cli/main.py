@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, NoReturn
 
 import typer
+from atoll.cli.family_flags import overrides_of
 from atoll.cli.serve import StackEvent, StackFailed, cancelled_by_signals, run_stack
 from atoll.cli.stack_file import Stack, find_stack, load_stack
 from atoll.cli.status import read_status, status_view
@@ -30,10 +31,12 @@ def serve(
 ) -> None:
     """Start every service of a stack file, in order, and stop them all on Ctrl-C.
 
-    Any value of the file can be set: --services.engine.ready_timeout 300
+    Any value of the file can be set: --services.engine.ready_timeout 300. Options of its loss family have flags too:
+    --grpo-eps-clip 0.1
     """
     try:
-        checked = load_stack(find_stack(stack), parse_overrides(context.args))
+        path = find_stack(stack)
+        checked = load_stack(path, overrides_of(path, context.args))
         asyncio.run(_serve_until_stopped(checked))
     except BadConfiguration as error:
         _fail(error.message, 2)
@@ -86,23 +89,6 @@ def _refusals_in_one_line() -> Iterator[None]:
         yield
     except AtollError as error:
         _fail(" ".join(error.message.split()), 1)
-
-
-def parse_overrides(words: list[str]) -> list[tuple[str, str]]:
-    """Pairs from `--dotted.path value` and `--dotted.path=value`. Raises BadConfiguration for anything else."""
-    pairs: list[tuple[str, str]] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not name:
-            raise BadConfiguration(f"{word!r} is not an option of serve; values are set with --dotted.path value")
-        if not equals:
-            if not rest:
-                raise BadConfiguration(f"{word} needs a value")
-            value = rest.pop(0)
-        pairs.append((name, value))
-    return pairs
 
 
 async def _serve_until_stopped(stack: Stack) -> None:
