@@ -39,19 +39,34 @@ class FakeScenarioRegistry(
         )
         self.append(scenario)
 
-    def append(self, scenario: str, incarnation: int = 1, *, same_weights: bool = False) -> None:
-        """The next version of a chain; watchers hear of it."""
+    def append(
+        self,
+        scenario: str,
+        incarnation: int = 1,
+        *,
+        same_weights: bool = False,
+        operation: version_pb2.Operation.ValueType = version_pb2.OPERATION_TRAINING,
+        restores: int | None = None,
+    ) -> None:
+        """The next version of a chain; watchers hear of it. A version that restores another has its weights, unless
+        it has those of its parent."""
         chain = self.chains.setdefault(scenario, [])
         number = len(chain)
-        digest = chain[-1].model_digest if same_weights else f"{number:064x}"
+        digest = f"{number:064x}"
+        if same_weights:
+            digest = chain[-1].model_digest
+        elif restores is not None:
+            digest = chain[restores].model_digest
         chain.append(
             version_pb2.Version(
                 scenario=scenario,
                 number=number,
                 parent=None if number == 0 else number - 1,
                 weight_version=f"{incarnation}:{number}",
+                operation=operation if number else version_pb2.OPERATION_CREATION,
                 model_digest=digest,
                 revision=number + 1,
+                restores=restores,
             )
         )
         self._changed.set()

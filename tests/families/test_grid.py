@@ -64,6 +64,15 @@ def test_a_grid_of_one_version_is_not_completed_by_another_version() -> None:
     ]
 
 
+def test_a_grid_that_lost_a_cell_is_dropped_whole_and_other_grids_stay() -> None:
+    started = [report for report in grid(0) if report.report_id != ids(0)[-1]]
+    other = grid(1)
+    later = cell(0, 0, 0, suffix="-again", at=9)
+    dropped = RULE.dropped_with({started[0].report_id}, [*other, later, *started])
+    assert dropped == {report.report_id: started[0].report_id for report in started[1:]}
+    assert RULE.dropped_with(set(), [*other, *started]) == {}
+
+
 def test_rollouts_of_a_group_share_its_name_and_steps_do_not() -> None:
     assert RULE.group_of(cell(4, 1, 0)) == RULE.group_of(cell(4, 1, 2)) == "step-4-group-1"
     assert RULE.group_of(cell(5, 1, 0)) != RULE.group_of(cell(4, 1, 0))

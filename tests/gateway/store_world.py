@@ -14,12 +14,13 @@ from atoll.families.catalog import make_family
 from atoll.families.rows import VersionSpan
 from atoll.gateway.assembly import Gateway, build_gateway
 from atoll.gateway.database import Database
+from atoll.gateway.head import Head
 from atoll.gateway.records import JsonObject, NewReport, NewSample
 from atoll.gateway.scenarios import BoundScenario
 from atoll.gateway.settings import GatewaySettings
-from atoll.gateway.tables import batches, sample_claims, samples
+from atoll.gateway.tables import batches, report_receipts, reports, sample_claims, samples
 from pydantic import JsonValue
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from tests.fakes.scenario_registry import FakeScenarioRegistry, serve_registry
 from tests.fakes.trainer import FakeTrainer, serve_trainer
@@ -73,6 +74,13 @@ def report_on(receipt: str, *, group: str = "q1", score: float = 1.0, request_id
     return NewReport(SCENARIO, (receipt,), score=score, metadata={"group": group}, request_id=request_id)
 
 
+def head_at(number: int, incarnation: int = 1, *, same: int = 0) -> Head:
+    """The head of a plain line of versions, of which the last `same` before it have its weights too."""
+    content = frozenset(f"{incarnation}:{number - back}" for back in range(same + 1))
+    parent = frozenset({f"{incarnation}:{number - 1}"} if number else set())
+    return Head(number, f"{incarnation}:{number}", content, content if same else parent)
+
+
 def url_of(directory: Path) -> str:
     return f"sqlite:///{directory / 'gateway.db'}"
 
@@ -92,6 +100,26 @@ class World:
         receipts = [self.gateway.receipts.issue(SCENARIO) for _ in range(count)]
         await asyncio.gather(*(self.gateway.writer.record(new_sample(receipt)) for receipt in receipts))
         return receipts
+
+    async def record_of(self, weight_version: str, count: int, scenario: str = SCENARIO) -> list[str]:
+        """Records samples of one version; returns their receipts."""
+        receipts = [self.gateway.receipts.issue(scenario) for _ in range(count)]
+        for receipt in receipts:
+            await self.gateway.writer.record(new_sample(receipt, scenario, weight_version=weight_version))
+        return receipts
+
+    def head_number(self, scenario: str = SCENARIO) -> int:
+        """As the gateway last heard; -1 before it did."""
+        head = self.gateway.scenarios.head(scenario)
+        return -1 if head is None else head.number
+
+    def insert_report(self, scenario: str, receipt: str) -> None:
+        """A pending report as an earlier gateway stored it."""
+        with self.gateway.database.writing() as connection:
+            row = {"report_id": f"r-{receipt[:8]}", "scenario": scenario, "metadata": {}, "created_us": 1, "epoch": 0}
+            connection.execute(insert(reports), [row])
+            about = {"receipt": receipt, "report_id": row["report_id"], "ordinal": 0, "weight_version": "1:0"}
+            connection.execute(insert(report_receipts), [about])
 
     async def batch(self, group: str = "q1") -> tuple[str, list[str]]:
         """Records and reports until a batch is complete; returns its job id and receipts."""

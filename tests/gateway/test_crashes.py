@@ -19,6 +19,7 @@ from atoll.api.trainer.v1 import job_pb2
 from atoll.gateway.assembly import build_gateway
 from atoll.gateway.database import Database
 from atoll.gateway.job_settling import settle
+from atoll.gateway.pending_reports import PendingReports
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import BatchState, JobOutcome, ReportAnswer
 from atoll.gateway.report_intake import ReportIntake
@@ -50,7 +51,7 @@ async def bind(scenario: str) -> BoundScenario:
 
 def second_report(database: Database, receipt: str) -> ReportAnswer:
     """The report that completes the batch."""
-    intake = ReportIntake(database, Receipts(database.key("receipts")), bind, lambda _: None)
+    intake = ReportIntake(database, Receipts(database.key("receipts")), bind, lambda _: None, PendingReports())
     return asyncio.run(intake.create(report_on(receipt, request_id="second")))
 
 
@@ -88,7 +89,8 @@ def prepared(directory: Path) -> list[str]:
         issued = [receipts.issue(SCENARIO) for _ in range(2)]
         for receipt in issued:
             await writer.record(new_sample(receipt))
-        await ReportIntake(database, receipts, bind, lambda _: None).create(report_on(issued[0], request_id="first"))
+        intake = ReportIntake(database, receipts, bind, lambda _: None, PendingReports())
+        await intake.create(report_on(issued[0], request_id="first"))
         await writer.stop()
         database.close()
         return issued

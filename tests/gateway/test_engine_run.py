@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from atoll.gateway.engine_pool import EnginePool
-from atoll.gateway.head import Head
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
-from tests.gateway.store_world import eventually
+from tests.gateway.store_world import eventually, head_at
 
 
 async def test_an_engine_that_comes_back_within_the_retries_answers_the_waiting_request(
@@ -86,7 +85,7 @@ async def test_an_engine_of_an_older_version_than_the_heads_parent_never_answers
 ) -> None:
     monkeypatch.setattr("atoll.gateway.engine_run.RETRY_SECONDS", 0.3)
     async with http_gateway(registry_address, tmp_path, (engine.url,)) as web:
-        heads = {SCENARIO: Head(3, "1:3", "1:2", 3)}
+        heads = {SCENARIO: head_at(3)}
         monkeypatch.setattr(web.gateway.scenarios, "head", heads.get)
         answer = await web.chat()
         assert answer.status == 503 and not engine.requests

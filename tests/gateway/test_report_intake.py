@@ -12,15 +12,25 @@ from atoll.common.errors import AtollError, NotFound
 from atoll.gateway.database import Database, microseconds
 from atoll.gateway.head import Head
 from atoll.gateway.job_settling import settle
+from atoll.gateway.pending_reports import PendingReports
 from atoll.gateway.receipts import Receipts
-from atoll.gateway.records import BatchState, JobOutcome, NewReport
+from atoll.gateway.records import BatchState, JobOutcome, NewReport, Settlement
 from atoll.gateway.report_intake import ReportIntake
 from atoll.gateway.sample_writer import SampleWriter
 from atoll.gateway.scenarios import BoundScenario
 from atoll.gateway.tables import batch_rows, reports, request_answers
 from sqlalchemy import func, select, update
 
-from tests.gateway.store_world import SCENARIO, batch_states, bound_scenario, new_sample, report_on, standings, url_of
+from tests.gateway.store_world import (
+    SCENARIO,
+    batch_states,
+    bound_scenario,
+    head_at,
+    new_sample,
+    report_on,
+    standings,
+    url_of,
+)
 
 
 class Desk:
@@ -33,7 +43,10 @@ class Desk:
         self.woken = 0
         self.head: Head | None = None
         self.max_staleness = 0
-        self.intake = ReportIntake(self.database, self.receipts, self._binding, lambda _: self.head, self._wake)
+        self.pending = PendingReports()
+        self.intake = ReportIntake(
+            self.database, self.receipts, self._binding, lambda _: self.head, self.pending, self._wake
+        )
 
     async def _binding(self, scenario: str) -> BoundScenario:
         return replace(bound_scenario(scenario), max_staleness=self.max_staleness)
@@ -214,7 +227,7 @@ async def test_a_cancelled_batch_is_formed_again_under_another_job_id(desk: Desk
     first, second, third = [await desk.record() for _ in range(3)]
     await desk.intake.create(report_on(first))
     job_id = (await desk.intake.create(report_on(second))).job_id
-    assert settle(desk.database, job_id, JobOutcome(BatchState.CANCELLED, "job_cancelled: by hand"))
+    assert settle(desk.database, job_id, JobOutcome(BatchState.CANCELLED, Settlement("job_cancelled", "by hand")))
     assert standings(desk.database) == {"pending": 3}
     await desk.intake.create(report_on(third))
     again = {name: state for name, state in batch_states(desk.database).items() if state == "open"}
@@ -226,16 +239,16 @@ async def test_a_scenario_that_is_not_there_is_told_by_the_registry(desk: Desk) 
     async def nowhere(scenario: str) -> BoundScenario:
         raise NotFound(f"no scenario {scenario}", reason=errors_pb2.REASON_SCENARIO_NOT_FOUND)
 
-    intake = ReportIntake(desk.database, desk.receipts, nowhere, lambda _: None)
+    intake = ReportIntake(desk.database, desk.receipts, nowhere, lambda _: None, desk.pending)
     with pytest.raises(NotFound):
         await intake.create(report_on(await desk.record()))
 
 
 async def test_a_report_left_over_from_an_older_version_is_settled_and_spoils_no_batch(desk: Desk) -> None:
-    desk.head = Head(0, "1:0", None, 0)
+    desk.head = head_at(0)
     left_over = await desk.record()
     await desk.intake.create(report_on(left_over))
-    desk.head = Head(1, "1:1", "1:0", 1)
+    desk.head = head_at(1)
     fresh = [await desk.record(weight_version="1:1") for _ in range(2)]
     first = await desk.intake.create(report_on(fresh[0]))
     assert first.job_id == "" and standings(desk.database) == {"settled": 1, "pending": 2}
@@ -250,21 +263,25 @@ async def test_a_report_left_over_from_an_older_version_is_settled_and_spoils_no
 
 async def test_a_report_that_may_still_be_admitted_waits(desk: Desk) -> None:
     desk.max_staleness = 1
-    desk.head = Head(1, "1:1", "1:0", 1)
+    desk.head = head_at(1)
     old, new = await desk.record(), await desk.record(weight_version="1:1")
     await desk.intake.create(report_on(old))
     assert (await desk.intake.create(report_on(new))).job_id and standings(desk.database) == {"reserved": 2}
 
 
 async def test_one_outdated_sample_settles_all_samples_of_its_report(desk: Desk) -> None:
-    desk.head = Head(2, "1:2", "1:1", 2)
+    desk.head = head_at(2)
     turns = [await desk.record(weight_version="1:2"), await desk.record(weight_version="1:1")]
-    await desk.intake.create(replace(report_on(turns[0]), receipts=tuple(turns)))
+    report = replace(report_on(turns[0], request_id="r1"), receipts=tuple(turns))
+    answer = await desk.intake.create(report)
     assert standings(desk.database) == {"settled": 2}
+    assert answer.settled is not None and answer.settled.code == "stale_sample", "the reporter is told"
+    assert "produced by 1:1, the head is 1:2" in answer.settled.message
+    assert await desk.intake.create(report) == answer, "also when it asks again"
 
 
 async def test_what_another_gateway_took_is_not_pending_here(desk: Desk) -> None:
-    other = ReportIntake(desk.database, desk.receipts, desk._binding, lambda _: None)
+    other = ReportIntake(desk.database, desk.receipts, desk._binding, lambda _: None, PendingReports())
     receipts = [await desk.record() for _ in range(4)]
     answers = [
         await intake.create(report_on(receipt))

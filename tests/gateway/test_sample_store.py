@@ -9,7 +9,7 @@ import pytest
 from atoll.common.errors import AtollError, InternalError, InvalidInput
 from atoll.families.rows import VersionSpan
 from atoll.gateway.job_settling import settle
-from atoll.gateway.records import BatchState, JobOutcome, JsonObject, SampleState
+from atoll.gateway.records import BatchState, JobOutcome, JsonObject, SampleState, Settlement
 
 from tests.gateway.store_world import SCENARIO, new_sample, open_world, report_on
 
@@ -85,7 +85,11 @@ async def test_samples_are_listed_by_where_they_stand(tmp_path: Path) -> None:
         consumed_job, consumed = await world.batch("a")
         settle(world.gateway.database, consumed_job, JobOutcome(BatchState.COMMITTED, version=1))
         settled_job, settled = await world.batch("b")
-        settle(world.gateway.database, settled_job, JobOutcome(BatchState.FAILED, "training_crashed: three times"))
+        settle(
+            world.gateway.database,
+            settled_job,
+            JobOutcome(BatchState.FAILED, Settlement("training_crashed", "three times")),
+        )
         _, reserved = await world.batch("c")
         pending = await world.record(2)
         await world.gateway.reports.create(report_on(pending[0], group="d"))

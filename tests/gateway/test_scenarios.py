@@ -10,7 +10,7 @@ from atoll.gateway.head import Head
 from atoll.gateway.scenarios import ScenarioDirectory
 
 from tests.fakes.scenario_registry import FakeScenarioRegistry, serve_registry
-from tests.gateway.store_world import OPTIONS, SCENARIO, eventually, open_world, settings_for
+from tests.gateway.store_world import OPTIONS, SCENARIO, eventually, head_at, open_world, settings_for
 
 
 def _is_head(scenarios: ScenarioDirectory, head: Head) -> bool:
@@ -46,29 +46,32 @@ async def test_a_scenario_that_cannot_be_used_does_not_hide_the_others(tmp_path:
 async def test_the_head_is_followed_with_its_parent(tmp_path: Path) -> None:
     async with open_world(tmp_path) as world:
         scenarios = world.gateway.scenarios
-        await eventually(lambda: scenarios.head(SCENARIO) == Head(0, "1:0", None, 0))
+        await eventually(lambda: scenarios.head(SCENARIO) == head_at(0))
         world.registry.append(SCENARIO)
-        await eventually(lambda: scenarios.head(SCENARIO) == Head(1, "1:1", "1:0", 1))
+        await eventually(lambda: scenarios.head(SCENARIO) == head_at(1))
         world.registry.append(SCENARIO, incarnation=2)
-        await eventually(lambda: scenarios.head(SCENARIO) == Head(2, "2:2", "1:1", 2))
+        await eventually(lambda: scenarios.head(SCENARIO) == Head(2, "2:2", frozenset({"2:2"}), frozenset({"1:1"})))
         assert scenarios.head("nowhere") is None
 
 
-async def test_a_line_of_versions_with_the_same_weights_is_known_by_its_oldest(tmp_path: Path) -> None:
+async def test_a_line_of_versions_with_the_same_weights_is_known_by_all_its_names(tmp_path: Path) -> None:
     async with open_world(tmp_path) as world:
         scenarios = world.gateway.scenarios
         await eventually(lambda: scenarios.head(SCENARIO) is not None)
         world.registry.append(SCENARIO)
         for number in (2, 3):
             world.registry.append(SCENARIO, same_weights=True)
-            expected = Head(number, f"1:{number}", f"1:{number - 1}", 1)
+            names = frozenset(f"1:{each}" for each in range(1, number + 1))
+            expected = Head(number, f"1:{number}", names, names - {f"1:{number}"})
             await eventually(partial(_is_head, scenarios, expected))
     world.registry.append(SCENARIO, same_weights=True)
     server = await serve_registry(world.registry)
     fresh = build_gateway(settings_for(tmp_path / "later", server.port, None))
     await fresh.start()
     try:
-        await eventually(lambda: fresh.scenarios.head(SCENARIO) == Head(4, "1:4", "1:3", 1))
+        names = frozenset({"1:1", "1:2", "1:3"})
+        expected = Head(4, "1:4", names | {"1:4"}, names)
+        await eventually(lambda: fresh.scenarios.head(SCENARIO) == expected)
     finally:
         await fresh.stop()
         await server.grpc.stop(None)
@@ -97,7 +100,7 @@ async def test_a_registry_that_comes_later_or_again_is_found(tmp_path: Path) -> 
         await server.grpc.stop(None)
         registry.append(SCENARIO)
         server = await serve_registry(registry, server.port)
-        await eventually(lambda: gateway.scenarios.head(SCENARIO) == Head(1, "1:1", "1:0", 1))
+        await eventually(lambda: gateway.scenarios.head(SCENARIO) == head_at(1))
     finally:
         await gateway.stop()
         await server.grpc.stop(None)

@@ -19,7 +19,6 @@ from tests.gateway.store_world import (
     batch_states,
     eventually,
     open_world,
-    report_on,
     settings_for,
     standings,
 )
@@ -61,13 +60,36 @@ async def test_a_cancelled_job_puts_its_samples_back_and_the_next_one_has_anothe
         job_id, receipts = await world.batch()
         await world.trainer.wait_for(1)
         world.trainer.move(job_id, job_pb2.JOB_STATE_CANCELLED)
-        await eventually(lambda: standings(world.gateway.database) == {"pending": 2})
-        (third,) = await world.record()
-        answer = await world.gateway.reports.create(report_on(third))
         await world.trainer.wait_for(2)
         again = world.trainer.submitted[-1]
-        assert again != job_id and list(world.trainer.requests[again].sample_ids) == receipts
-        assert answer.job_id == "", "the third report is not in the batch of the first two"
+        assert again != job_id and list(world.trainer.requests[again].sample_ids) == receipts, "without a new report"
+        assert batch_states(world.gateway.database) == {job_id: "cancelled", again: "open"}
+        world.trainer.move(again, job_pb2.JOB_STATE_COMMITTED)
+        await eventually(lambda: standings(world.gateway.database) == {"consumed": 2})
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (job_pb2.JOB_STATE_DROPPED, "stale_sample"),
+        (job_pb2.JOB_STATE_FAILED, "training_crashed"),
+        (job_pb2.JOB_STATE_REFUSED, "batch_refused"),
+    ],
+)
+async def test_what_ended_without_a_version_never_runs_again(
+    tmp_path: Path, state: job_pb2.JobState.ValueType, code: str
+) -> None:
+    async with open_world(tmp_path) as world:
+        job_id, receipts = await world.batch()
+        await world.trainer.wait_for(1)
+        world.trainer.move(job_id, state, "why")
+        await eventually(lambda: standings(world.gateway.database) == {"settled": 2})
+        sample = (await world.gateway.samples.get(SCENARIO, receipts[0])).sample
+        assert (sample.settled_code, sample.settled_reason) == (code, f"{code}: why")
+    async with open_world(tmp_path) as world:
+        other, _ = await world.batch("q2")
+        await world.trainer.wait_for(1)
+        assert world.trainer.submitted == [other], "not after a restart either"
 
 
 async def test_jobs_of_a_scenario_are_submitted_one_after_another_in_the_order_they_were_formed(

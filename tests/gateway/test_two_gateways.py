@@ -7,6 +7,7 @@ from pathlib import Path
 
 from atoll.common.errors import AtollError
 from atoll.gateway.database import Database
+from atoll.gateway.pending_reports import PendingReports
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.report_intake import ReportIntake
 from atoll.gateway.sample_writer import SampleWriter
@@ -34,7 +35,7 @@ def _report_on_all(directory: Path, receipts: list[str], seed: int, pipe: Pipe) 
 
     async def main() -> None:
         database = Database(url_of(directory))
-        intake = ReportIntake(database, Receipts(database.key("receipts")), bind, lambda _: None)
+        intake = ReportIntake(database, Receipts(database.key("receipts")), bind, lambda _: None, PendingReports())
         order = list(range(len(receipts)))
         random.Random(seed).shuffle(order)
         limit, told = asyncio.Semaphore(8), dict[int, str]()

@@ -8,6 +8,7 @@ report arrives --validate--> stored, pending --form--> groups of report ids --> 
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -50,6 +51,15 @@ class BatchingRule(ABC):
         `pending` holds every validated report that is in no batch, in any order. Reports that complete nothing are
         left out: they stay pending.
         """
+
+    def dropped_with(self, outdated: AbstractSet[str], pending: Sequence[ReportView]) -> Mapping[str, str]:
+        """Reports that could only be trained together with one that will never be, by id: the id of that one.
+
+        `outdated`: ids of pending reports with a sample that no job will admit any more. Whoever planned a batch does
+        not report again what it has reported, so the rest of it would wait for ever. Default: none; a report of
+        another time may take the place.
+        """
+        return {}
 
     @abstractmethod
     def group_of(self, report: ReportView) -> str:

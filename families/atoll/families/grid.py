@@ -5,7 +5,8 @@ metadata.step, .group, .rollout  --one cell of-->  step s: groups_per_step x rol
 ```
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from atoll.families.batching import BatchingRule, ReportView
@@ -18,8 +19,9 @@ class Grid(BatchingRule):
     """A report is one rollout: the cell (`metadata.group`, `metadata.rollout`) of the grid of `metadata.step`.
 
     A batch is a whole grid, ordered by group and rollout. It forms when its last cell arrives and never before. A
-    second report of a cell that is taken waits for another grid of the same step. Example: `Grid(1, 2)` with the
-    reports (step 0, group 0, rollout 1) and (step 0, group 0, rollout 0) forms one batch.
+    second report of a cell that is taken waits for another grid of the same step. When a cell can no longer be trained,
+    its whole grid is dropped. Example: `Grid(1, 2)` with the reports (step 0, group 0, rollout 1) and (step 0, group 0,
+    rollout 0) forms one batch.
     """
 
     groups_per_step: int
@@ -51,18 +53,30 @@ class Grid(BatchingRule):
         return f"step-{metadata_int(report, 'step')}-group-{metadata_int(report, 'group')}"
 
     def form(self, pending: Sequence[ReportView]) -> list[tuple[str, ...]]:
-        grids: dict[tuple[int, tuple[str, ...]], dict[tuple[int, int], list[ReportView]]] = {}
+        size = self.groups_per_step * self.rollouts_per_group
+        return [tuple(report.report_id for report in grid) for grid in self._grids(pending) if len(grid) == size]
+
+    def dropped_with(self, outdated: AbstractSet[str], pending: Sequence[ReportView]) -> Mapping[str, str]:
+        """The other cells of a grid that lost one: a grid is planned, and its cells are reported once."""
+        dropped: dict[str, str] = {}
+        for grid in self._grids(pending):
+            culprit = next((report.report_id for report in grid if report.report_id in outdated), None)
+            if culprit is not None:
+                dropped |= {r.report_id: culprit for r in grid if r.report_id not in outdated}
+        return dropped
+
+    def _grids(self, pending: Sequence[ReportView]) -> list[list[ReportView]]:
+        """Grids of each step, complete or not, each ordered by group and rollout: the first report of every cell is in
+        the first one."""
+        steps: dict[tuple[int, tuple[str, ...]], dict[tuple[int, int], list[ReportView]]] = {}
         for report in sorted(pending, key=age):
-            cells = grids.setdefault(self._grid_of(report), {})
+            cells = steps.setdefault(self._grid_of(report), {})
             cells.setdefault((metadata_int(report, "group"), metadata_int(report, "rollout")), []).append(report)
-        complete: list[list[ReportView]] = []
-        for _, cells in sorted(grids.items()):
-            if len(cells) == self.groups_per_step * self.rollouts_per_group:
-                complete += [
-                    [reports[turn] for _, reports in sorted(cells.items())]
-                    for turn in range(min(map(len, cells.values())))
-                ]
-        return [tuple(report.report_id for report in grid) for grid in complete]
+        return [
+            [reports[turn] for _, reports in sorted(cells.items()) if len(reports) > turn]
+            for _, cells in sorted(steps.items())
+            for turn in range(max(map(len, cells.values())))
+        ]
 
     def _grid_of(self, report: ReportView) -> tuple[int, tuple[str, ...]]:
         versions = tuple(sorted(set(report.weight_versions))) if self.one_version else ()

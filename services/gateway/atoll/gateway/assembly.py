@@ -9,7 +9,9 @@ from atoll.common.channels import open_channel
 from atoll.common.errors import AtollError
 from atoll.common.server import GrpcServer
 from atoll.gateway import rpc_reports, rpc_samples
+from atoll.gateway.batch_forming import BatchForming
 from atoll.gateway.database import Database
+from atoll.gateway.pending_reports import PendingReports
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.report_intake import ReportIntake
 from atoll.gateway.sample_store import SampleStore
@@ -42,6 +44,7 @@ class Gateway:
     receipts: Receipts
     writer: SampleWriter
     samples: SampleStore
+    forming: BatchForming
     scenarios: ScenarioDirectory
     reports: ReportIntake
     training: TrainingQueue
@@ -55,6 +58,7 @@ class Gateway:
         except AtollError as error:
             # The registry may start later; a scenario is bound when it is first asked for.
             log.warning("scenarios not read at start", error=error.message)
+        self.forming.start()
         self.training.start()
         await self.server.start([rpc_samples.SERVICE_NAME, rpc_reports.SERVICE_NAME])
         log.info("gRPC serving", port=self.server.port)
@@ -62,6 +66,7 @@ class Gateway:
     async def stop(self) -> None:
         """Drains: calls in progress end, every accepted sample is stored."""
         await self.server.stop()
+        await self.forming.stop()
         await self.training.stop()
         await self.scenarios.stop()
         await self.writer.stop()
@@ -80,10 +85,13 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         channels.append(open_channel(settings.trainer, settings.token_text))
         trainer = TrainerClient(channels[-1])
     receipts = Receipts(database.key("receipts"))
-    scenarios = ScenarioDirectory(registry)
+    pending = PendingReports()
+    forming = BatchForming(database, pending)
+    scenarios = ScenarioDirectory(registry, on_head=forming.wake)
     samples = SampleStore(database, receipts)
-    training = TrainingQueue(database, trainer, scenarios)
-    reports = ReportIntake(database, receipts, scenarios.get, scenarios.head, on_batch=training.wake)
+    training = TrainingQueue(database, trainer, scenarios, on_requeue=forming.wake)
+    forming.attach(scenarios.get, scenarios.head, on_batch=training.wake)
+    reports = ReportIntake(database, receipts, scenarios.get, scenarios.head, pending, on_batch=training.wake)
     server = GrpcServer(settings.host, settings.grpc_port, settings.token_text)
     sample_service_pb2_grpc.add_SampleServiceServicer_to_server(
         rpc_samples.SampleServicer(samples, scenarios), server.grpc
@@ -95,6 +103,7 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         receipts=receipts,
         writer=SampleWriter(database),
         samples=samples,
+        forming=forming,
         scenarios=scenarios,
         reports=reports,
         training=training,

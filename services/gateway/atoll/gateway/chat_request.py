@@ -35,7 +35,7 @@ RENDER_IN_THREAD_BYTES = 32 << 10
 @dataclass(frozen=True)
 class Chat:
     """A checked request. Example: Chat("math", request, {"messages": [...]}, [5, 6], SamplingParams(64), 1024,
-    top_k=0, receipts=("4f0c...",), head=Head(3, "1:3", "1:2", 3), pinned=None, strangers=frozenset(),
+    top_k=0, receipts=("4f0c...",), head=Head(3, "1:3", frozenset({"1:3"})), pinned=None, strangers=frozenset(),
     created_at=now)"""
 
     scenario: str

@@ -15,8 +15,8 @@ def settle(database: Database, job_id: str, outcome: JobOutcome) -> bool:
     """Ends an open batch; a batch that has ended stays as it is. Blocks: call it from a worker thread.
 
     COMMITTED consumes the samples. DROPPED, REFUSED and FAILED settle them with the reason. CANCELLED puts samples
-    and reports back, with the next epoch, so that the batch they form next has another job id; it is formed with the
-    scenario's next report. Returns whether this call ended the batch.
+    and reports back, with the next epoch, so that the batch that BatchForming makes of them has another job id: an id
+    that ended never runs again. Returns whether this call ended the batch.
     """
     with database.writing() as connection:
         scenario = connection.scalar(select(batches.c.scenario).where(batches.c.job_id == job_id))
@@ -28,6 +28,7 @@ def settle(database: Database, job_id: str, outcome: JobOutcome) -> bool:
             .where(batches.c.job_id == job_id, batches.c.state == BatchState.OPEN.value)
             .values(
                 state=outcome.state.value,
+                code=outcome.code,
                 reason=outcome.reason,
                 version=outcome.version,
                 settled_us=microseconds(datetime.now(UTC)),
@@ -44,6 +45,8 @@ def settle(database: Database, job_id: str, outcome: JobOutcome) -> bool:
         else:
             committed = outcome.state is BatchState.COMMITTED
             state = SampleState.CONSUMED if committed else SampleState.SETTLED
-            connection.execute(update(sample_claims).where(held).values(state=state.value, reason=outcome.reason))
+            connection.execute(
+                update(sample_claims).where(held).values(state=state.value, code=outcome.code, reason=outcome.reason)
+            )
     log.info("batch ended", job=job_id, scenario=scenario, state=outcome.state.value, reason=outcome.reason)
     return True

@@ -101,7 +101,10 @@ class Sample:
     sampling: JsonObject
     job_id: str = ""
     """The job that holds, consumed or settled it."""
+    settled_code: str = ""
+    """A reason of the error enum, e.g. "stale_sample"; empty unless it was settled."""
     settled_reason: str = ""
+    """The same for people, beginning with the code."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,12 +151,28 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Settlement:
+    """Why something will never be trained. Example: Settlement("stale_sample", "produced by 1:0, the head is 1:3")"""
+
+    code: str
+    """A reason of the error enum in lower case."""
+    message: str
+
+    @property
+    def reason(self) -> str:
+        """Both in one text."""
+        return f"{self.code}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
 class ReportAnswer:
     """What a reporter is told. Example: ReportAnswer(report, job_id="job-1a...")"""
 
     report: Report
     job_id: str = ""
     """The training job of the batch that this report completed; empty when it completed none."""
+    settled: Settlement | None = None
+    """Why the samples of the report will never be trained; None while they may be."""
 
 
 class BatchState(StrEnum):
@@ -201,10 +220,22 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a training job ended. Example: JobOutcome(BatchState.COMMITTED, version=3)"""
+    """How a training job ended.
+
+    Example: JobOutcome(BatchState.COMMITTED, version=3) or
+    JobOutcome(BatchState.DROPPED, Settlement("stale_sample", "sample 4f0c... was produced by 1:0"))
+    """
 
     state: BatchState
-    reason: str = ""
-    """e.g. "stale_sample: sample 4f0c... was produced by 1:0"; empty when committed."""
+    why: Settlement | None = None
+    """None when committed."""
     version: int | None = None
     """Number of the committed version."""
+
+    @property
+    def reason(self) -> str:
+        return "" if self.why is None else self.why.reason
+
+    @property
+    def code(self) -> str:
+        return "" if self.why is None else self.why.code

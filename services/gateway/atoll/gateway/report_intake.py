@@ -2,6 +2,7 @@
 
 ```
 create() -> replayed? -> receipts pending? -> family's contract -> stored -> family's rule -> batch reserved -> job id
+                                                                     '-> too old -> settled -> why
 ```
 """
 
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 import structlog
 from atoll.common.names import new_id
 from atoll.families.batching import ReportView
-from atoll.gateway.batching import form_batches
+from atoll.gateway.batching import form_batches, settle_outdated
 from atoll.gateway.database import Database, lock_scenario, microseconds, moment_of
 from atoll.gateway.head import Head
 from atoll.gateway.pending_reports import PendingReports
@@ -42,6 +43,7 @@ class ReportIntake:
         receipts: Receipts,
         binding: Callable[[str], Awaitable[BoundScenario]],
         head: Callable[[str], Head | None],
+        pending: PendingReports,
         on_batch: Callable[[], None] = lambda: None,
     ) -> None:
         """binding: the scenario and its family, by id. head: its newest version, as far as it is known. on_batch:
@@ -50,7 +52,7 @@ class ReportIntake:
         self._receipts = receipts
         self._binding = binding
         self._head = head
-        self._pending = PendingReports()
+        self._pending = pending
         self._on_batch = on_batch
 
     async def create(self, report: NewReport) -> ReportAnswer:
@@ -103,7 +105,7 @@ class ReportIntake:
         lock_scenario(connection, report.scenario)
         known = first_answer(connection, key, now)
         if known is not None:
-            return ReportAnswer(_read_report(connection, known.report_id), known.job_id), False
+            return ReportAnswer(_read_report(connection, known.report_id), known.job_id, known.settled), False
         versions = reportable_versions(connection, self._receipts, report)
         recorded = Report(
             scenario=report.scenario,
@@ -116,11 +118,15 @@ class ReportIntake:
             created_at=moment_of(microseconds(now)),
         )
         bound.family.batching.validate(_view(recorded, versions))
+        head = self._head(report.scenario)
+        # Before the new one is among them: what is left over must not take it along.
+        settle_outdated(connection, bound, self._pending.read(connection, report.scenario), head)
         _store_report(connection, recorded, versions)
-        batches = form_batches(connection, bound, self._pending, self._head(report.scenario), now)
-        job_id = next((b.job_id for b in batches if any(r.report_id == recorded.report_id for r in b.rows)), "")
-        keep_answer(connection, key, FirstAnswer(recorded.report_id, job_id), now)
-        return ReportAnswer(recorded, job_id), bool(batches)
+        formed = form_batches(connection, bound, self._pending.read(connection, report.scenario), head, now)
+        job_id = next((b.job_id for b in formed.batches if any(r.report_id == recorded.report_id for r in b.rows)), "")
+        settled = formed.settled.get(recorded.report_id)
+        keep_answer(connection, key, FirstAnswer(recorded.report_id, job_id, settled), now)
+        return ReportAnswer(recorded, job_id, settled), bool(formed.batches)
 
 
 def _view(report: Report, versions: tuple[str, ...]) -> ReportView:

@@ -1,5 +1,6 @@
 """POST /atoll/report: feedback over HTTP, recorded as ReportService.CreateReport records it."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 from atoll.api.errors.v1 import errors_pb2
@@ -89,10 +90,12 @@ async def _scenario_of(
 
 def report_reply(answer: ReportAnswer) -> JsonObject:
     """What the reporter is told. Example: {"report_id": "9b2d...", "scenario": "math", "receipts": ["4f0c..."],
-    "job_id": null}; the job is the one whose batch this report completed."""
+    "job_id": null, "settled": null}; the job is the one whose batch this report completed. A report that came too late
+    to be trained says so: "settled": {"code": "stale_sample", "message": "produced by 1:0, the head is 1:3 ..."}."""
     return {
         "report_id": answer.report.report_id,
         "scenario": answer.report.scenario,
         "receipts": list(answer.report.receipts),
         "job_id": answer.job_id or None,
+        "settled": None if answer.settled is None else asdict(answer.settled),
     }

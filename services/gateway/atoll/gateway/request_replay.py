@@ -9,6 +9,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict
 from atoll.common.structs import normalized
 from atoll.gateway.database import microseconds
+from atoll.gateway.records import Settlement
 from atoll.gateway.tables import request_answers
 from pydantic import JsonValue
 from sqlalchemy import Connection, delete, insert, select
@@ -33,6 +34,7 @@ class FirstAnswer:
 
     report_id: str
     job_id: str
+    settled: Settlement | None = None
 
 
 def body_digest(body: dict[str, JsonValue]) -> str:
@@ -60,7 +62,8 @@ def first_answer(connection: Connection, key: RequestKey, now: datetime) -> Firs
             reason=errors_pb2.REASON_REQUEST_ID_REUSED,
             field="request_id",
         )
-    return FirstAnswer(row.report_id, row.job_id)
+    settled = Settlement(row.code, row.reason) if row.code else None
+    return FirstAnswer(row.report_id, row.job_id, settled)
 
 
 def keep_answer(connection: Connection, key: RequestKey, answer: FirstAnswer, now: datetime) -> None:
@@ -76,5 +79,7 @@ def keep_answer(connection: Connection, key: RequestKey, answer: FirstAnswer, no
             report_id=answer.report_id,
             job_id=answer.job_id,
             created_us=microseconds(now),
+            code="" if answer.settled is None else answer.settled.code,
+            reason="" if answer.settled is None else answer.settled.message,
         )
     )

@@ -1,6 +1,8 @@
 """Records as messages."""
 
+from atoll.api.errors.v1 import errors_pb2
 from atoll.api.gateway.v1 import report_pb2, sample_pb2, sample_service_pb2
+from atoll.common.errors import REASON_PREFIX
 from atoll.common.names import report_name, sample_name
 from atoll.common.structs import struct_from, timestamp_from, value_from
 from atoll.gateway.records import Report, Sample, SampleState
@@ -18,6 +20,12 @@ _STATES: dict[SampleState, sample_pb2.SampleState.ValueType] = {
 def state_of(message: sample_pb2.SampleState.ValueType) -> SampleState | None:
     """None for unspecified and for states of a newer contract."""
     return next((state for state, value in _STATES.items() if value == message), None)
+
+
+def reason_of(code: str) -> errors_pb2.Reason.ValueType:
+    """The reason that a code names; unspecified for none, and for one of a newer contract."""
+    known = errors_pb2.Reason.DESCRIPTOR.values_by_name.get(f"{REASON_PREFIX}{code.upper()}")
+    return errors_pb2.REASON_UNSPECIFIED if known is None else errors_pb2.Reason.Value(known.name)
 
 
 def sample_message(sample: Sample) -> sample_pb2.Sample:
@@ -38,6 +46,7 @@ def sample_message(sample: Sample) -> sample_pb2.Sample:
         ],
         job_id=sample.job_id,
         settled_reason=sample.settled_reason,
+        settled_code=reason_of(sample.settled_code),
         request=struct_from(sample.request, "request"),
         text=sample.text,
     )

@@ -5,7 +5,7 @@ from atoll.common.server import Context
 from atoll.common.structs import object_of, value_of
 from atoll.gateway.records import NewReport
 from atoll.gateway.report_intake import ReportIntake
-from atoll.gateway.rpc_messages import report_message
+from atoll.gateway.rpc_messages import reason_of, report_message
 
 SERVICE_NAME = "atoll.api.gateway.v1.ReportService"
 
@@ -29,4 +29,10 @@ class ReportServicer(report_service_pb2_grpc.ReportServiceServicer):
                 request_id=request.request_id,
             )
         )
-        return report_service_pb2.CreateReportResponse(report=report_message(answer.report), job_id=answer.job_id)
+        settled = answer.settled
+        return report_service_pb2.CreateReportResponse(
+            report=report_message(answer.report),
+            job_id=answer.job_id,
+            settled_code=reason_of("" if settled is None else settled.code),
+            settled_reason="" if settled is None else settled.reason,
+        )

@@ -90,8 +90,9 @@ def unpack_spans(packed: str) -> tuple[VersionSpan, ...]:
 
 def sample_columns() -> Sequence[ColumnElement[object]]:
     """What `unpack` reads from `samples` joined with `sample_claims`."""
-    own = [column for column in samples.c if column.name not in ("position", "tensors")]
-    return [*own, sample_claims.c.state, sample_claims.c.job_id, sample_claims.c.reason]
+    own = [column for column in samples.c if column.name not in ("position", "tensors", "conversation")]
+    claim = sample_claims.c
+    return [*own, claim.state, claim.job_id, claim.code, claim.reason]
 
 
 def unpack(row: Row[tuple[object, ...]]) -> Sample:
@@ -114,6 +115,7 @@ def unpack(row: Row[tuple[object, ...]]) -> Sample:
         text=at[samples.c.text],
         sampling=orjson.loads(at[samples.c.sampling]),
         job_id=at[sample_claims.c.job_id] or "",
+        settled_code=at[sample_claims.c.code] or "",
         settled_reason=at[sample_claims.c.reason] or "",
     )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -21,6 +21,7 @@ from atoll.common.rpc_errors import from_rpc_error
 from atoll.common.structs import object_of
 from atoll.families.catalog import AnyFamily, make_family
 from atoll.gateway.head import Head
+from atoll.gateway.head_reading import head_of
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,9 @@ class BoundScenario:
 class ScenarioDirectory:
     """Bindings never change, so they are asked for once; heads are followed with WatchVersions."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, on_head: Callable[[], None] = lambda: None) -> None:
+        """on_head: called after the head of a scenario has changed."""
+        self._on_head = on_head
         self._scenarios = scenario_service_pb2_grpc.ScenarioServiceStub(channel)
         self._versions = version_service_pb2_grpc.VersionServiceStub(channel)
         self._bound: dict[str, BoundScenario] = {}
@@ -159,25 +162,11 @@ class ScenarioDirectory:
         known = self._heads.get(version.scenario)
         if known is not None and known.number >= version.number:
             return
-        parent = await self._parent_of(version)
-        self._heads[version.scenario] = Head(
-            number=version.number,
-            weight_version=version.weight_version,
-            parent_weight_version=None if parent is None else parent.weight_version,
-            same_weights_since=await self._same_weights_since(version, parent),
-        )
+
+        async def read(number: int) -> version_pb2.Version:
+            request = version_calls.GetVersionRequest(scenario=version.scenario, number=number)
+            return (await self._versions.GetVersion(request, timeout=CALL_SECONDS)).version
+
+        self._heads[version.scenario] = await head_of(version, known, read)
         log.info("head", scenario=version.scenario, weight_version=version.weight_version)
-
-    async def _same_weights_since(self, version: version_pb2.Version, parent: version_pb2.Version | None) -> int:
-        known = self._heads.get(version.scenario)
-        while parent is not None and parent.model_digest == version.model_digest:
-            if known is not None and known.number == parent.number:
-                return known.same_weights_since
-            version, parent = parent, await self._parent_of(parent)
-        return version.number
-
-    async def _parent_of(self, version: version_pb2.Version) -> version_pb2.Version | None:
-        if not version.HasField("parent"):
-            return None
-        request = version_calls.GetVersionRequest(scenario=version.scenario, number=version.parent)
-        return (await self._versions.GetVersion(request, timeout=CALL_SECONDS)).version
+        self._on_head()

@@ -61,10 +61,12 @@ samples = Table(
     Column("sampling", Text, nullable=False),
     Column("request", Text, nullable=False),
     Column("text", Text, nullable=False),
-    # Last, so that SQLite reads the columns before it without walking its overflow pages.
+    # After those of every reading, so that SQLite finds them without walking its overflow pages.
     Column("tensors", LargeBinary, nullable=False),
+    Column("conversation", String(64), nullable=True),
     UniqueConstraint("receipt", name="samples_receipt"),
     Index("samples_scenario", "scenario", "position"),
+    Index("samples_conversation", "scenario", "conversation"),
 )
 
 sample_claims = Table(
@@ -75,6 +77,7 @@ sample_claims = Table(
     Column("state", String(16), nullable=False),
     Column("job_id", ID, nullable=False),
     Column("reason", Text, nullable=False),
+    Column("code", String(63), nullable=False, server_default=""),
     Index("sample_claims_job", "job_id"),
     Index("sample_claims_state", "scenario", "state"),
 )
@@ -108,6 +111,8 @@ report_receipts = Table(
     Column("report_id", ID, ForeignKey("reports.report_id"), nullable=False),
     Column("ordinal", Integer, nullable=False),
     Column("weight_version", String(63), nullable=False),
+    # Receipts of a report with the same number are turns of one row.
+    Column("trajectory", Integer, nullable=False, server_default="0"),
     Index("report_receipts_report", "report_id"),
 )
 
@@ -125,6 +130,7 @@ batches = Table(
     Column("reason", Text, nullable=False),
     Column("version", BigInteger, nullable=True),
     Column("settled_us", BigInteger, nullable=True),
+    Column("code", String(63), nullable=False, server_default=""),
     UniqueConstraint("job_id", name="batches_job_id"),
     Index("batches_state", "state", "scenario", "position"),
 )
@@ -148,6 +154,8 @@ request_answers = Table(
     Column("report_id", ID, nullable=False),
     Column("job_id", ID, nullable=False),
     Column("created_us", BigInteger, nullable=False),
+    Column("code", String(63), nullable=False, server_default=""),
+    Column("reason", Text, nullable=False, server_default=""),
     Index("request_answers_created", "created_us"),
 )
 """First answers by the caller's request id."""

@@ -9,7 +9,7 @@ from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_p
 from atoll.common.errors import REASON_PREFIX, InvalidInput, Unavailable
 from atoll.common.rpc_errors import from_rpc_error
 from atoll.common.structs import struct_from
-from atoll.gateway.records import Batch, BatchState, JobOutcome
+from atoll.gateway.records import Batch, BatchState, JobOutcome, Settlement
 
 SUBMIT_SECONDS = 30.0
 SILENCE_SECONDS = 30.0
@@ -24,6 +24,15 @@ _ENDED = {
     job_pb2.JOB_STATE_CANCELLED: BatchState.CANCELLED,
 }
 """States after which the batch is settled. COMMITTED is the commit point: publishing never undoes it."""
+
+
+_USUALLY = {
+    BatchState.DROPPED: errors_pb2.REASON_STALE_SAMPLE,
+    BatchState.REFUSED: errors_pb2.REASON_BATCH_REFUSED,
+    BatchState.FAILED: errors_pb2.REASON_TRAINING_CRASHED,
+    BatchState.CANCELLED: errors_pb2.REASON_JOB_CANCELLED,
+}
+"""What a job ended for when it does not say: every settled sample has a reason."""
 
 
 class TrainerClient:
@@ -56,7 +65,7 @@ class TrainerClient:
             permanent = isinstance(refusal, InvalidInput) or refusal.reason == errors_pb2.REASON_JOB_ID_REUSED
             if not permanent:
                 raise refusal from None
-            return JobOutcome(BatchState.REFUSED, f"{refusal.code}: {refusal.message}")
+            return JobOutcome(BatchState.REFUSED, Settlement(refusal.code, refusal.message))
 
     async def _watch(self, job_id: str, on_change: Callable[[job_pb2.Job], None]) -> JobOutcome:
         watch = self._trainer.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id))
@@ -80,9 +89,9 @@ def outcome_of(job: job_pb2.Job) -> JobOutcome:
     state = _ENDED[job.state]
     if state is BatchState.COMMITTED:
         return JobOutcome(state, version=job.version if job.HasField("version") else None)
-    code = errors_pb2.Reason.Name(job.reason).removeprefix(REASON_PREFIX).lower()
+    code = errors_pb2.Reason.Name(job.reason or _USUALLY[state]).removeprefix(REASON_PREFIX).lower()
     rejected = f" (samples {', '.join(job.rejected_sample_ids)})" if job.rejected_sample_ids else ""
-    return JobOutcome(state, f"{code}: {job.message}{rejected}")
+    return JobOutcome(state, Settlement(code, f"{job.message}{rejected}"))
 
 
 def state_word(job: job_pb2.Job) -> str:

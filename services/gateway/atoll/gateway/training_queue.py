@@ -9,7 +9,7 @@ submits them under their ids. Two gateways may drive the same batch: submitting 
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -68,8 +68,15 @@ class _Progress:
 class TrainingQueue:
     """Runs in the background for as long as the gateway runs. At most one job per scenario is driven at a time."""
 
-    def __init__(self, database: Database, trainer: TrainerClient | None, scenarios: ScenarioDirectory) -> None:
-        """trainer: None leaves batches open."""
+    def __init__(
+        self,
+        database: Database,
+        trainer: TrainerClient | None,
+        scenarios: ScenarioDirectory,
+        on_requeue: Callable[[], None] = lambda: None,
+    ) -> None:
+        """trainer: None leaves batches open. on_requeue: called when a cancelled batch put its reports back."""
+        self._on_requeue = on_requeue
         self._database = database
         self._trainer = trainer
         self._scenarios = scenarios
@@ -156,6 +163,8 @@ class TrainingQueue:
 
         outcome: JobOutcome = await trainer.run(batch, on_change)
         await asyncio.to_thread(settle, self._database, batch.job_id, outcome)
+        if outcome.state is BatchState.CANCELLED:
+            self._on_requeue()
         return True
 
     def _scenarios_with_open_batches(self) -> Sequence[str]:

@@ -22,21 +22,22 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from atoll.api.errors.v1 import errors_pb2 as atoll_dot_api_dot_errors_dot_v1_dot_errors__pb2
 from atoll.api.gateway.v1 import report_pb2 as atoll_dot_api_dot_gateway_dot_v1_dot_report__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)atoll/api/gateway/v1/report_service.proto\x12\x14\x61toll.api.gateway.v1\x1a!atoll/api/gateway/v1/report.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xc0\x01\n\x13\x43reateReportRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08scenario\x18\x02 \x01(\t\x12\x10\n\x08receipts\x18\x03 \x03(\t\x12\x12\n\x05score\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12(\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x05 \x01(\x0b\x32\x16.google.protobuf.Value\x12)\n\x08metadata\x18\x06 \x01(\x0b\x32\x17.google.protobuf.StructB\x08\n\x06_score\"T\n\x14\x43reateReportResponse\x12,\n\x06report\x18\x01 \x01(\x0b\x32\x1c.atoll.api.gateway.v1.Report\x12\x0e\n\x06job_id\x18\x02 \x01(\t2v\n\rReportService\x12\x65\n\x0c\x43reateReport\x12).atoll.api.gateway.v1.CreateReportRequest\x1a*.atoll.api.gateway.v1.CreateReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)atoll/api/gateway/v1/report_service.proto\x12\x14\x61toll.api.gateway.v1\x1a atoll/api/errors/v1/errors.proto\x1a!atoll/api/gateway/v1/report.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xc0\x01\n\x13\x43reateReportRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08scenario\x18\x02 \x01(\t\x12\x10\n\x08receipts\x18\x03 \x03(\t\x12\x12\n\x05score\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12(\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x05 \x01(\x0b\x32\x16.google.protobuf.Value\x12)\n\x08metadata\x18\x06 \x01(\x0b\x32\x17.google.protobuf.StructB\x08\n\x06_score\"\x9f\x01\n\x14\x43reateReportResponse\x12,\n\x06report\x18\x01 \x01(\x0b\x32\x1c.atoll.api.gateway.v1.Report\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x31\n\x0csettled_code\x18\x03 \x01(\x0e\x32\x1b.atoll.api.errors.v1.Reason\x12\x16\n\x0esettled_reason\x18\x04 \x01(\t2v\n\rReportService\x12\x65\n\x0c\x43reateReport\x12).atoll.api.gateway.v1.CreateReportRequest\x1a*.atoll.api.gateway.v1.CreateReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.api.gateway.v1.report_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATEREPORTREQUEST']._serialized_start=133
-  _globals['_CREATEREPORTREQUEST']._serialized_end=325
-  _globals['_CREATEREPORTRESPONSE']._serialized_start=327
-  _globals['_CREATEREPORTRESPONSE']._serialized_end=411
-  _globals['_REPORTSERVICE']._serialized_start=413
-  _globals['_REPORTSERVICE']._serialized_end=531
+  _globals['_CREATEREPORTREQUEST']._serialized_start=167
+  _globals['_CREATEREPORTREQUEST']._serialized_end=359
+  _globals['_CREATEREPORTRESPONSE']._serialized_start=362
+  _globals['_CREATEREPORTRESPONSE']._serialized_end=521
+  _globals['_REPORTSERVICE']._serialized_start=523
+  _globals['_REPORTSERVICE']._serialized_end=641
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from atoll.api.errors.v1 import errors_pb2 as _errors_pb2
 from atoll.api.gateway.v1 import report_pb2 as _report_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -80,8 +81,16 @@ class CreateReportResponse(_message.Message):
 
     REPORT_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    SETTLED_CODE_FIELD_NUMBER: _builtins.int
+    SETTLED_REASON_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """The training job of the batch that this report completed; empty when it completed none."""
+    settled_code: _errors_pb2.Reason.ValueType
+    """Why the samples of the report will never be trained, e.g. STALE_SAMPLE; unspecified while they may be. The report
+    is recorded all the same.
+    """
+    settled_reason: _builtins.str
+    """The same for people; empty otherwise."""
     @_builtins.property
     def report(self) -> _report_pb2.Report:
         """The report."""
@@ -91,10 +100,12 @@ class CreateReportResponse(_message.Message):
         *,
         report: _report_pb2.Report | None = ...,
         job_id: _builtins.str = ...,
+        settled_code: _errors_pb2.Reason.ValueType = ...,
+        settled_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "report", b"report", "settled_code", b"settled_code", "settled_reason", b"settled_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,21 +22,22 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from atoll.api.errors.v1 import errors_pb2 as atoll_dot_api_dot_errors_dot_v1_dot_errors__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!atoll/api/gateway/v1/sample.proto\x12\x14\x61toll.api.gateway.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n\x11WeightVersionSpan\x12\x16\n\x0eweight_version\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"\x9f\x03\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07receipt\x18\x02 \x01(\t\x12\x10\n\x08scenario\x18\x03 \x01(\t\x12\x30\n\x05state\x18\x04 \x01(\x0e\x32!.atoll.api.gateway.v1.SampleState\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rprompt_length\x18\x06 \x01(\x05\x12\x17\n\x0fresponse_length\x18\x07 \x01(\x05\x12\x13\n\x0btemperature\x18\x08 \x01(\x01\x12\r\n\x05\x65xact\x18\t \x01(\x08\x12\x15\n\rfinish_reason\x18\n \x01(\t\x12\x36\n\x05spans\x18\x0b \x03(\x0b\x32\'.atoll.api.gateway.v1.WeightVersionSpan\x12\x0e\n\x06job_id\x18\x0c \x01(\t\x12\x16\n\x0esettled_reason\x18\r \x01(\t\x12(\n\x07request\x18\x0e \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0c\n\x04text\x18\x0f \x01(\t*\x95\x01\n\x0bSampleState\x12\x1c\n\x18SAMPLE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SAMPLE_STATE_PENDING\x10\x01\x12\x19\n\x15SAMPLE_STATE_RESERVED\x10\x02\x12\x19\n\x15SAMPLE_STATE_CONSUMED\x10\x03\x12\x18\n\x14SAMPLE_STATE_SETTLED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!atoll/api/gateway/v1/sample.proto\x12\x14\x61toll.api.gateway.v1\x1a atoll/api/errors/v1/errors.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n\x11WeightVersionSpan\x12\x16\n\x0eweight_version\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"\xd2\x03\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07receipt\x18\x02 \x01(\t\x12\x10\n\x08scenario\x18\x03 \x01(\t\x12\x30\n\x05state\x18\x04 \x01(\x0e\x32!.atoll.api.gateway.v1.SampleState\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rprompt_length\x18\x06 \x01(\x05\x12\x17\n\x0fresponse_length\x18\x07 \x01(\x05\x12\x13\n\x0btemperature\x18\x08 \x01(\x01\x12\r\n\x05\x65xact\x18\t \x01(\x08\x12\x15\n\rfinish_reason\x18\n \x01(\t\x12\x36\n\x05spans\x18\x0b \x03(\x0b\x32\'.atoll.api.gateway.v1.WeightVersionSpan\x12\x0e\n\x06job_id\x18\x0c \x01(\t\x12\x16\n\x0esettled_reason\x18\r \x01(\t\x12(\n\x07request\x18\x0e \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0c\n\x04text\x18\x0f \x01(\t\x12\x31\n\x0csettled_code\x18\x10 \x01(\x0e\x32\x1b.atoll.api.errors.v1.Reason*\x95\x01\n\x0bSampleState\x12\x1c\n\x18SAMPLE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SAMPLE_STATE_PENDING\x10\x01\x12\x19\n\x15SAMPLE_STATE_RESERVED\x10\x02\x12\x19\n\x15SAMPLE_STATE_CONSUMED\x10\x03\x12\x18\n\x14SAMPLE_STATE_SETTLED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.api.gateway.v1.sample_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLESTATE']._serialized_start=614
-  _globals['_SAMPLESTATE']._serialized_end=763
-  _globals['_WEIGHTVERSIONSPAN']._serialized_start=122
-  _globals['_WEIGHTVERSIONSPAN']._serialized_end=193
-  _globals['_SAMPLE']._serialized_start=196
-  _globals['_SAMPLE']._serialized_end=611
+  _globals['_SAMPLESTATE']._serialized_start=699
+  _globals['_SAMPLESTATE']._serialized_end=848
+  _globals['_WEIGHTVERSIONSPAN']._serialized_start=156
+  _globals['_WEIGHTVERSIONSPAN']._serialized_end=227
+  _globals['_SAMPLE']._serialized_start=230
+  _globals['_SAMPLE']._serialized_end=696
 # @@protoc_insertion_point(module_scope)

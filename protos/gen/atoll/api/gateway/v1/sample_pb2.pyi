@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from atoll.api.errors.v1 import errors_pb2 as _errors_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -106,6 +107,7 @@ class Sample(_message.Message):
     SETTLED_REASON_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    SETTLED_CODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"scenarios/{scenario}/samples/{receipt}"; opaque."""
     receipt: _builtins.str
@@ -134,6 +136,8 @@ class Sample(_message.Message):
     """Why it was settled; empty otherwise."""
     text: _builtins.str
     """The text of the reply."""
+    settled_code: _errors_pb2.Reason.ValueType
+    """Why it was settled, for programs, e.g. STALE_SAMPLE; unspecified otherwise."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it became durable."""
@@ -164,10 +168,11 @@ class Sample(_message.Message):
         settled_reason: _builtins.str = ...,
         request: _struct_pb2.Struct | None = ...,
         text: _builtins.str = ...,
+        settled_code: _errors_pb2.Reason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "exact", b"exact", "finish_reason", b"finish_reason", "job_id", b"job_id", "name", b"name", "prompt_length", b"prompt_length", "receipt", b"receipt", "request", b"request", "response_length", b"response_length", "scenario", b"scenario", "settled_reason", b"settled_reason", "spans", b"spans", "state", b"state", "temperature", b"temperature", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "exact", b"exact", "finish_reason", b"finish_reason", "job_id", b"job_id", "name", b"name", "prompt_length", b"prompt_length", "receipt", b"receipt", "request", b"request", "response_length", b"response_length", "scenario", b"scenario", "settled_code", b"settled_code", "settled_reason", b"settled_reason", "spans", b"spans", "state", b"state", "temperature", b"temperature", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

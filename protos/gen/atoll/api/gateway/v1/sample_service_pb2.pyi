@@ -211,7 +211,7 @@ class BatchHeader(_message.Message):
     scenario: _builtins.str
     """The scenario."""
     row_count: _builtins.int
-    """Number of rows that follow."""
+    """Number of rows that follow: one for every sample, or for every trajectory of several."""
     def __init__(
         self,
         *,
@@ -239,6 +239,7 @@ class RowHeader(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sample(self) -> _sample_pb2.Sample:
         """The sample."""
@@ -251,16 +252,25 @@ class RowHeader(_message.Message):
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]:
         """The tensors that follow."""
 
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The samples that the row is made of, in their order; one, unless it is a trajectory: turns of one conversation,
+        each of whose prompts begins with the tokens of everything before. `sample` is the first turn then, with the
+        lengths and the spans of the whole row: P is the first prompt, and R everything after it. What the policy did not
+        sample (tool results, user turns) stands in R with mask 0, log-prob 0 and no candidates.
+        """
+
     def __init__(
         self,
         *,
         sample: _sample_pb2.Sample | None = ...,
         reports: _abc.Iterable[_report_pb2.Report] | None = ...,
         tensors: _abc.Iterable[_tensor_pb2.TensorSpec] | None = ...,
+        receipts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports", "sample", b"sample", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts", "reports", b"reports", "sample", b"sample", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
