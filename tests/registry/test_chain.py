@@ -68,6 +68,7 @@ def test_a_replay_is_answered_after_retention_took_its_bytes(registry: Registry)
         {"parent": 1},
         {"model_digest": "f" * 64},
         {"checkpoint_digest": "f" * 64},
+        {"restores": 0, "operation": Operation.ROLLBACK, "consumed_sample_ids": ()},
     ],
 )
 def test_other_content_under_a_committed_job_id_is_refused_with_what_differs(
@@ -90,8 +91,11 @@ def test_other_content_under_a_committed_job_id_is_refused_with_what_differs(
         ({"parent": -1}, "INVALID_FIELD", "expected_parent"),
         ({"parent": 1}, "PARENT_NOT_HEAD", "expected_parent"),
         ({"operation": Operation.CREATION}, "INVALID_FIELD", "operation"),
-        ({"operation": Operation.ROLLBACK}, "UNSUPPORTED", "operation"),
-        ({"operation": Operation.RECOVERY}, "UNSUPPORTED", "operation"),
+        ({"operation": Operation.ROLLBACK}, "INVALID_FIELD", "restores"),
+        ({"operation": Operation.RECOVERY}, "INVALID_FIELD", "restores"),
+        ({"operation": Operation.ROLLBACK, "restores": -1}, "INVALID_FIELD", "restores"),
+        ({"operation": Operation.RECOVERY, "restores": 0}, "INVALID_FIELD", "consumed_sample_ids"),
+        ({"restores": 0}, "INVALID_FIELD", "restores"),
         ({"family": ""}, "INVALID_FIELD", "family"),
         ({"family": "no family"}, "INVALID_FIELD", "family"),
         ({"model_digest": ""}, "INVALID_FIELD", "model_digest"),

@@ -9,6 +9,10 @@ import structlog
 from atoll.api.registry.v1 import (
     artifact_service_pb2,
     artifact_service_pb2_grpc,
+    job_record_service_pb2,
+    job_record_service_pb2_grpc,
+    lease_service_pb2,
+    lease_service_pb2_grpc,
     scenario_service_pb2,
     scenario_service_pb2_grpc,
     version_service_pb2,
@@ -21,6 +25,10 @@ from atoll.registry.artifact_service import ArtifactRpc
 from atoll.registry.artifacts import Artifacts
 from atoll.registry.chain import Chain
 from atoll.registry.database import Database
+from atoll.registry.job_record_service import JobRecordRpc
+from atoll.registry.job_records import JobRecords
+from atoll.registry.lease_service import LeaseRpc
+from atoll.registry.leases import Leases
 from atoll.registry.migrate import migrate
 from atoll.registry.recovery import recover
 from atoll.registry.scenario_service import ScenarioRpc
@@ -39,6 +47,8 @@ SERVICES = (
     scenario_service_pb2.DESCRIPTOR.services_by_name["ScenarioService"].full_name,
     version_service_pb2.DESCRIPTOR.services_by_name["VersionService"].full_name,
     artifact_service_pb2.DESCRIPTOR.services_by_name["ArtifactService"].full_name,
+    lease_service_pb2.DESCRIPTOR.services_by_name["LeaseService"].full_name,
+    job_record_service_pb2.DESCRIPTOR.services_by_name["JobRecordService"].full_name,
 )
 
 
@@ -55,6 +65,8 @@ class Registry:
             recover(self.database, store, self.artifacts, self.database.file)
         self.scenarios = Scenarios(self.database, self.artifacts)
         self.chain = Chain(self.database)
+        self.leases = Leases(self.database)
+        self.job_records = JobRecords(self.database)
         self.sweeper = Sweeper(self.database, store, settings.keep_checkpoints)
         self._create(settings.scenarios)
         self.sweeper.sweep()
@@ -72,7 +84,7 @@ class Registry:
 
 
 class RegistryServer:
-    """The three services on one port. Use: server = RegistryServer(registry, settings); await server.start();
+    """Its services on one port. Use: server = RegistryServer(registry, settings); await server.start();
     server.port; await server.stop()."""
 
     def __init__(self, registry: Registry, settings: RegistrySettings) -> None:
@@ -90,6 +102,10 @@ class RegistryServer:
         )
         artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(
             ArtifactRpc(registry.artifacts, self._threads), self._server.grpc
+        )
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseRpc(registry.leases), self._server.grpc)
+        job_record_service_pb2_grpc.add_JobRecordServiceServicer_to_server(
+            JobRecordRpc(registry.job_records), self._server.grpc
         )
 
     @property

@@ -10,8 +10,9 @@ from typing import BinaryIO
 
 import sqlalchemy as sa
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import Conflict, InvalidInput, NotFound
+from atoll.common.errors import Conflict, InvalidInput
 from atoll.registry import manifest, tables
+from atoll.registry.artifact_rows import artifact_not_found
 from atoll.registry.database import Database
 from atoll.registry.store import Store, staging_not_found
 from atoll.registry.types import Artifact, Kind, ManifestFile, utc_now
@@ -139,14 +140,6 @@ class Artifacts:
         if known is None or known.removed_at is not None:
             raise staging_not_found(staging_id)
         return known
-
-
-def artifact_not_found(digest: str, why: str, field: str) -> NotFound:
-    return NotFound(
-        f"no artifact {digest}: {why}; stage and seal its files (again)",
-        reason=errors_pb2.REASON_ARTIFACT_NOT_FOUND,
-        field=field,
-    )
 
 
 def _artifact(row: sa.Row[tuple[object, ...]], files: tuple[ManifestFile, ...]) -> Artifact:

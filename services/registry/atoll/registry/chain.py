@@ -1,27 +1,29 @@
 """The version chain: append-only, one head, and this module its only writer after version 0."""
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import sqlalchemy as sa
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
+from atoll.common.errors import Conflict, InvalidInput, NotFound
 from atoll.common.names import check_id
 from atoll.common.weight_version import WeightVersion
 from atoll.registry import tables
-from atoll.registry.artifacts import artifact_not_found
+from atoll.registry.artifact_rows import check_artifacts
+from atoll.registry.content_checks import check_metrics, check_sample_ids
 from atoll.registry.database import Database
 from atoll.registry.family_name import check_family
+from atoll.registry.job_endings import committable_record, end_record
+from atoll.registry.leases import check_fencing_token
 from atoll.registry.manifest import check_digest
-from atoll.registry.types import Kind, Operation, Version, VersionContent, utc_now
+from atoll.registry.restoring import check_restoring
+from atoll.registry.scenario_lock import find_scenario, lock_scenario
+from atoll.registry.types import Operation, Version, VersionContent, utc_now
 from atoll.registry.version_rows import insert_version, select_versions
 
 _SCENARIOS = tables.scenarios
 _VERSIONS = tables.versions
 _CONSUMED = tables.consumed_samples
-_ARTIFACTS = tables.artifacts
 _IDS_PER_QUERY = 500
 _SHOWN = 5
 
@@ -32,50 +34,57 @@ class Chain:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def commit(self, content: VersionContent) -> Version:
+    def commit(self, content: VersionContent, fencing_token: int = 0) -> Version:
         """Appends a version when its parent is the head; the same content under the same job id returns the first
-        answer, for ever.
+        answer, for ever and under any token. A rollback or a recovery begins the next incarnation.
 
-        Raises InvalidInput, NotFound(SCENARIO_NOT_FOUND, ARTIFACT_NOT_FOUND), Conflict(PARENT_NOT_HEAD,
-        JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED), AtollError(UNSUPPORTED, STORAGE_FULL) and Unavailable.
+        Raises InvalidInput, NotFound(SCENARIO_NOT_FOUND, ARTIFACT_NOT_FOUND, VERSION_NOT_FOUND),
+        Conflict(PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, JOB_ID_REUSED, SAMPLE_ALREADY_CONSUMED,
+        NOT_RESTORABLE), AtollError(STORAGE_FULL) and Unavailable.
         """
         job_id = _check(content)
         with self._database.write() as connection:
-            query = sa.select(_SCENARIOS).where(_SCENARIOS.c.scenario_id == content.scenario).with_for_update()
-            scenario = connection.execute(query).one_or_none()
-            if scenario is None:
-                raise scenario_not_found(content.scenario)
+            position = lock_scenario(connection, content.scenario)
             for committed in select_versions(connection, content.scenario, _VERSIONS.c.job_id == job_id):
                 return _replayed(committed, content)
-            if scenario.head != content.parent:
+            check_fencing_token(connection, content.scenario, fencing_token)
+            record = committable_record(connection, content)
+            if position.head != content.parent:
                 raise Conflict(
                     f"expected_parent is {content.parent}, the head of scenario {content.scenario} is "
-                    f"{scenario.head}: another version was committed; train again from the head",
+                    f"{position.head}: another version was committed; train again from the head",
                     reason=errors_pb2.REASON_PARENT_NOT_HEAD,
                     field="expected_parent",
                 )
-            check_artifacts(connection, content)
-            _check_samples(connection, content)
-            number = scenario.head + 1
+            if content.operation is Operation.TRAINING:
+                check_artifacts(connection, content.model_digest, content.checkpoint_digest)
+                _check_samples(connection, content)
+                incarnation = position.incarnation
+            else:
+                check_restoring(connection, content, position)
+                incarnation = position.incarnation + 1
+            number = position.head + 1
             version = Version(
                 content=content,
                 number=number,
-                weight_version=WeightVersion(scenario.incarnation, number),
-                revision=scenario.revision + 1,
+                weight_version=WeightVersion(incarnation, number),
+                revision=position.revision + 1,
                 created_at=utc_now(),
+                fencing_token=fencing_token,
             )
             insert_version(connection, version)
+            end_record(connection, record, version)
             connection.execute(
                 _SCENARIOS.update()
                 .where(_SCENARIOS.c.scenario_id == content.scenario)
-                .values(head=number, revision=version.revision)
+                .values(head=number, incarnation=incarnation, revision=version.revision)
             )
         return version
 
     def get(self, scenario: str, *, number: int | None = None, job_id: str | None = None) -> Version:
         """One version: by number, by job id, or the head. Raises NotFound(SCENARIO_NOT_FOUND, VERSION_NOT_FOUND)."""
         with self._database.read() as connection:
-            head = _position(connection, scenario).head
+            head = find_scenario(connection, scenario).head
             if job_id is not None:
                 condition, what = _VERSIONS.c.job_id == job_id, f"job {job_id!r} has committed nothing"
             else:
@@ -94,7 +103,7 @@ class Chain:
         """At most `limit` versions with numbers below `before`, newest first. Raises NotFound(SCENARIO_NOT_FOUND)."""
         older = sa.true() if before is None else _VERSIONS.c.number < before
         with self._database.read() as connection:
-            _position(connection, scenario)
+            find_scenario(connection, scenario)
             return select_versions(connection, scenario, older, order=_VERSIONS.c.number.desc(), limit=limit)
 
     def check_revision(self, scenario: str, revision: int) -> None:
@@ -103,7 +112,7 @@ class Chain:
         if revision < 0:
             raise InvalidInput(f"from_revision is {revision}, expected 0 or more", field="from_revision")
         with self._database.read() as connection:
-            newest = _position(connection, scenario).revision
+            newest = find_scenario(connection, scenario).revision
         if revision > newest:
             raise Conflict(
                 f"from_revision is {revision}, scenario {scenario} is at {newest}: list the versions and watch from "
@@ -120,43 +129,14 @@ class Chain:
             return select_versions(connection, scenario, newer, order=_VERSIONS.c.revision.asc(), limit=limit)
 
 
-def scenario_not_found(scenario: str) -> NotFound:
-    return NotFound(
-        f"no scenario {scenario[:80]!r}; create it first",
-        reason=errors_pb2.REASON_SCENARIO_NOT_FOUND,
-        field="scenario",
-    )
-
-
-@dataclass(frozen=True)
-class _Position:
-    """Where a chain is. Example: _Position(head=3, revision=4)."""
-
-    head: int
-    revision: int
-
-
-def _position(connection: sa.Connection, scenario: str) -> _Position:
-    query = sa.select(_SCENARIOS.c.head, _SCENARIOS.c.revision).where(_SCENARIOS.c.scenario_id == scenario)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise scenario_not_found(scenario)
-    return _Position(row.head, row.revision)
-
-
 def _check(content: VersionContent) -> str:
     """What can be said without the database; returns the job id."""
     check_id(content.scenario, "scenario")
     job_id = check_id(content.job_id or "", "job_id")
-    if content.operation in (Operation.ROLLBACK, Operation.RECOVERY):
-        raise AtollError(
-            f"operation is {content.operation}, which this registry does not commit yet; expected training",
-            reason=errors_pb2.REASON_UNSUPPORTED,
-            field="operation",
-        )
-    if content.operation is not Operation.TRAINING:
+    if content.operation is Operation.CREATION:
         raise InvalidInput(
-            f"operation is {content.operation}, which only CreateScenario appends; expected training", field="operation"
+            "operation is creation, which only CreateScenario appends; expected training, rollback or recovery",
+            field="operation",
         )
     if content.parent is None or content.parent < 0:
         raise InvalidInput(f"expected_parent is {content.parent}, expected 0 or more", field="expected_parent")
@@ -164,15 +144,25 @@ def _check(content: VersionContent) -> str:
     check_digest(content.model_digest, "model_digest")
     if content.checkpoint_digest is not None:
         check_digest(content.checkpoint_digest, "checkpoint_digest")
-    seen: set[str] = set()
-    for index, sample_id in enumerate(content.consumed_sample_ids):
-        check_id(sample_id, f"consumed_sample_ids[{index}]")
-        if sample_id in seen:
-            raise InvalidInput(f"consumed_sample_ids names {sample_id!r} twice", field=f"consumed_sample_ids[{index}]")
-        seen.add(sample_id)
-    for name, value in content.metrics.items():
-        if not name or not math.isfinite(value):
-            raise InvalidInput(f"metrics[{name!r}] is {value}, expected a finite number under a name", field="metrics")
+    check_sample_ids(content.consumed_sample_ids, "consumed_sample_ids")
+    check_metrics(content.metrics, "metrics")
+    if content.operation is Operation.TRAINING:
+        if content.restores is not None:
+            raise InvalidInput(
+                f"restores is {content.restores}, which belongs to a rollback or a recovery", field="restores"
+            )
+        return job_id
+    if content.restores is None or content.restores < 0:
+        raise InvalidInput(
+            f"restores is {content.restores}, expected the number of the version that this {content.operation} brings "
+            "back",
+            field="restores",
+        )
+    if content.consumed_sample_ids:
+        raise InvalidInput(
+            f"consumed_sample_ids has {len(content.consumed_sample_ids)} ids, a {content.operation} consumes none",
+            field="consumed_sample_ids",
+        )
     return job_id
 
 
@@ -189,6 +179,7 @@ def _replayed(committed: Version, content: VersionContent) -> Version:
         "consumed_sample_ids": (first.consumed_sample_ids, second.consumed_sample_ids),
         "metrics": (first.metrics, second.metrics),
         "family_state": (first.family_state, second.family_state),
+        "restores": (first.restores, second.restores),
     }
     differing = [name for name, (one, other) in pairs.items() if one != other]
     raise Conflict(
@@ -197,25 +188,6 @@ def _replayed(committed: Version, content: VersionContent) -> Version:
         reason=errors_pb2.REASON_JOB_COMMITTED_DIFFERENTLY,
         field="job_id",
     )
-
-
-def check_artifacts(connection: sa.Connection, content: VersionContent) -> None:
-    """Raises unless the artifacts are sealed, there, and of the right kind; locks them, so that retention cannot remove
-    them before the caller's transaction is visible to it."""
-    wanted = {"model_digest": (content.model_digest, Kind.MODEL)}
-    if content.checkpoint_digest is not None:
-        wanted["checkpoint_digest"] = (content.checkpoint_digest, Kind.CHECKPOINT)
-    digests = sorted({digest for digest, _ in wanted.values()})
-    query = sa.select(_ARTIFACTS).where(_ARTIFACTS.c.digest.in_(digests))
-    rows = {row.digest: row for row in connection.execute(query.order_by(_ARTIFACTS.c.digest).with_for_update())}
-    for field, (digest, kind) in wanted.items():
-        row = rows.get(digest)
-        if row is None:
-            raise artifact_not_found(digest, "it was never sealed", field)
-        if row.removed_at is not None:
-            raise artifact_not_found(digest, f"retention removed it at {row.removed_at.isoformat()}", field)
-        if row.kind != kind:
-            raise InvalidInput(f"{field} is {digest}, a {row.kind} artifact, expected a {kind}", field=field)
 
 
 def _check_samples(connection: sa.Connection, content: VersionContent) -> None:

@@ -62,6 +62,9 @@ def version_message(version: Version) -> version_pb2.Version:
         family_state=struct_from(content.family_state),
         create_time=timestamp_from(version.created_at),
         revision=version.revision,
+        restores=content.restores,
+        durable=content.is_durable,
+        fencing_token=version.fencing_token,
     )
 
 

@@ -8,12 +8,13 @@ from atoll.common.errors import Conflict, InvalidInput
 from atoll.common.names import check_id
 from atoll.common.weight_version import WeightVersion
 from atoll.registry import base_model, tables
+from atoll.registry.artifact_rows import check_artifacts
 from atoll.registry.artifacts import Artifacts
-from atoll.registry.chain import check_artifacts, scenario_not_found
 from atoll.registry.database import Database
 from atoll.registry.family_name import check_family
 from atoll.registry.manifest import describe
 from atoll.registry.room import needs_room
+from atoll.registry.scenario_lock import scenario_not_found
 from atoll.registry.types import (
     Artifact,
     Kind,
@@ -110,7 +111,7 @@ class Scenarios:
         version = Version(content, 0, WeightVersion(FIRST_INCARNATION, 0), revision=1, created_at=now)
         try:
             with self._database.write() as connection:
-                check_artifacts(connection, content)
+                check_artifacts(connection, content.model_digest, None)
                 connection.execute(
                     _ROWS.insert().values(
                         scenario_id=definition.scenario_id,

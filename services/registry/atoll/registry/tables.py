@@ -74,6 +74,8 @@ versions = sa.Table(
     sa.Column("family_state", sa.JSON, nullable=False),
     sa.Column("revision", sa.BigInteger, nullable=False),
     sa.Column("created_at", UtcMicroseconds, nullable=False),
+    sa.Column("restores", sa.BigInteger, nullable=True),
+    sa.Column("fencing_token", sa.BigInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("scenario_id", "job_id", name="one_version_per_job"),
     sa.UniqueConstraint("scenario_id", "revision", name="one_version_per_revision"),
 )
@@ -88,4 +90,48 @@ consumed_samples = sa.Table(
     sa.Column("position", sa.Integer, nullable=False),
     sa.ForeignKeyConstraint(["scenario_id", "number"], ["versions.scenario_id", "versions.number"]),
     sa.Index("consumed_samples_by_version", "scenario_id", "number"),
+)
+
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("scenario_id", sa.ForeignKey("scenarios.scenario_id"), primary_key=True),
+    sa.Column("role", sa.String(63), primary_key=True),
+    sa.Column("holder", sa.String(63), nullable=False),
+    sa.Column("address", sa.String(255), nullable=False),
+    # Never falls: the row stays when the lease lapses.
+    sa.Column("fencing_token", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", UtcMicroseconds, nullable=False),
+)
+
+_Json = sa.JSON(none_as_null=True)
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("scenario_id", sa.ForeignKey("scenarios.scenario_id"), primary_key=True),
+    sa.Column("job_id", sa.String(63), primary_key=True),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    # The body: a training job's family, options (unknown when a commit made the record) and samples, or what a
+    # rollback brings back.
+    sa.Column("family", sa.Text, nullable=True),
+    sa.Column("options", _Json, nullable=True),
+    sa.Column("sample_ids", _Json, nullable=True),
+    sa.Column("rollback_to", sa.BigInteger, nullable=True),
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("staged_parent", sa.BigInteger, nullable=True),
+    sa.Column("staged_model", sa.ForeignKey("artifacts.digest"), nullable=True),
+    sa.Column("staged_checkpoint", sa.ForeignKey("artifacts.digest"), nullable=True),
+    sa.Column("staged_metrics", _Json, nullable=True),
+    sa.Column("staged_family_state", _Json, nullable=True),
+    sa.Column("reason", sa.String(63), nullable=True),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("rejected_sample_ids", sa.JSON, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=True),
+    sa.Column("fencing_token", sa.BigInteger, nullable=False),
+    sa.Column("created_at", UtcMicroseconds, nullable=False),
+    sa.Column("updated_at", UtcMicroseconds, nullable=False),
+    sa.UniqueConstraint("scenario_id", "position", name="one_job_per_position"),
+    sa.Index("jobs_by_phase", "phase", "scenario_id", "position"),
 )

@@ -75,6 +75,7 @@ class Scenario:
 class VersionContent:
     """What a commit asks for; equal contents under one job id are one commit.
 
+    restores: number of the version that a rollback or a recovery brings back, None for the other operations.
     Example: VersionContent("support", "job-1f", 3, Operation.TRAINING, "grpo", "ab12...", None, ("5f0c...",),
     {"train/loss": 0.1}, {})
     """
@@ -89,17 +90,27 @@ class VersionContent:
     consumed_sample_ids: tuple[str, ...]
     metrics: Mapping[str, float]
     family_state: JsonObject
+    restores: int | None = None
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether training can go on from it: it has a checkpoint, or is the base model, or restores one of these."""
+        return self.checkpoint_digest is not None or self.operation is not Operation.TRAINING
 
 
 @dataclass(frozen=True)
 class Version:
-    """An entry of the chain. Example: Version(content, 4, WeightVersion(1, 4), revision=5, created_at=utc_now())."""
+    """An entry of the chain.
+
+    Example: Version(content, 4, WeightVersion(1, 4), revision=5, created_at=utc_now(), fencing_token=1)
+    """
 
     content: VersionContent
     number: int
     weight_version: WeightVersion
     revision: int
     created_at: datetime
+    fencing_token: int = 0
 
 
 def utc_now() -> datetime:

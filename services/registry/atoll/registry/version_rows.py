@@ -31,6 +31,8 @@ def insert_version(connection: sa.Connection, version: Version) -> None:
             family_state=dict(content.family_state),
             revision=version.revision,
             created_at=version.created_at,
+            restores=content.restores,
+            fencing_token=version.fencing_token,
         )
     )
     rows = [
@@ -81,6 +83,7 @@ def _version(row: sa.Row[tuple[object, ...]], consumed: Sequence[str]) -> Versio
         consumed_sample_ids=tuple(consumed),
         metrics={name: float(value) for name, value in values["metrics"].items()},
         family_state=values["family_state"],
+        restores=values["restores"],
     )
     weight_version = WeightVersion(values["incarnation"], values["number"])
-    return Version(content, values["number"], weight_version, values["revision"], created_at)
+    return Version(content, values["number"], weight_version, values["revision"], created_at, values["fencing_token"])

@@ -26,7 +26,10 @@ class VersionRpc(VersionServiceServicer):
     async def CommitVersion(self, request: pb.CommitVersionRequest, context: Context) -> pb.CommitVersionResponse:
         operation = OPERATION_FROM_PROTO.get(request.operation)
         if operation is None:
-            raise InvalidInput(f"operation is {request.operation}, expected OPERATION_TRAINING", field="operation")
+            raise InvalidInput(
+                f"operation is {request.operation}, expected OPERATION_TRAINING, _ROLLBACK or _RECOVERY",
+                field="operation",
+            )
         content = VersionContent(
             scenario=request.scenario,
             job_id=request.job_id,
@@ -38,8 +41,9 @@ class VersionRpc(VersionServiceServicer):
             consumed_sample_ids=tuple(request.consumed_sample_ids),
             metrics=dict(request.metrics),
             family_state=object_of(request.family_state, "family_state"),
+            restores=request.restores if request.HasField("restores") else None,
         )
-        version = await asyncio.to_thread(self._chain.commit, content)
+        version = await asyncio.to_thread(self._chain.commit, content, request.fencing_token)
         self._committed()
         return pb.CommitVersionResponse(version=version_message(version))
 
