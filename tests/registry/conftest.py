@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from atoll.api.registry.v1.artifact_service_pb2_grpc import ArtifactServiceStub
+from atoll.api.registry.v1.job_record_service_pb2_grpc import JobRecordServiceStub
+from atoll.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
 from atoll.api.registry.v1.scenario_service_pb2_grpc import ScenarioServiceStub
 from atoll.api.registry.v1.version_service_pb2_grpc import VersionServiceStub
 from atoll.common.channels import open_channel
@@ -18,6 +20,8 @@ from tests.registry.material import settings_for, write_base_model
 
 if TYPE_CHECKING:  # these classes are in the stubs only
     from atoll.api.registry.v1.artifact_service_pb2_grpc import ArtifactServiceAsyncStub
+    from atoll.api.registry.v1.job_record_service_pb2_grpc import JobRecordServiceAsyncStub
+    from atoll.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
     from atoll.api.registry.v1.scenario_service_pb2_grpc import ScenarioServiceAsyncStub
     from atoll.api.registry.v1.version_service_pb2_grpc import VersionServiceAsyncStub
 
@@ -51,11 +55,13 @@ def registry(settings: RegistrySettings) -> Iterator[Registry]:
 
 @dataclass(frozen=True)
 class Client:
-    """The three services over the wire, and the server behind them."""
+    """The services over the wire, and the server behind them."""
 
     scenarios: "ScenarioServiceAsyncStub"
     versions: "VersionServiceAsyncStub"
     artifacts: "ArtifactServiceAsyncStub"
+    leases: "LeaseServiceAsyncStub"
+    jobs: "JobRecordServiceAsyncStub"
     server: RegistryServer
 
 
@@ -64,5 +70,12 @@ async def client(registry: Registry, settings: RegistrySettings) -> AsyncIterato
     server = RegistryServer(registry, settings)
     await server.start()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
-        yield Client(ScenarioServiceStub(channel), VersionServiceStub(channel), ArtifactServiceStub(channel), server)
+        yield Client(
+            ScenarioServiceStub(channel),
+            VersionServiceStub(channel),
+            ArtifactServiceStub(channel),
+            LeaseServiceStub(channel),
+            JobRecordServiceStub(channel),
+            server,
+        )
     await server.stop()

@@ -3,12 +3,17 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, BadConfiguration, Unavailable
 from atoll.registry import database as database_module
+from atoll.registry import migrate as migrate_module
 from atoll.registry.database import Database
+from atoll.registry.job_records import JobRecords
+from atoll.registry.job_types import JobPhase, TrainingBody
 from atoll.registry.migrate import VERSION_TABLE, migrate
 from atoll.registry.tables import metadata
 
@@ -95,3 +100,38 @@ def test_a_stuck_writer_makes_the_next_one_unavailable(url: str, monkeypatch: py
 def test_a_url_that_cannot_be_opened_is_refused(text: str) -> None:
     with pytest.raises(BadConfiguration):
         migrate(Database(text))
+
+
+def test_jobs_that_an_older_release_committed_get_their_records(url: str) -> None:
+    database = Database(url)
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrate_module.__file__).with_name("migrations")))
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for statement in (
+            "INSERT INTO scenarios VALUES ('support', 'grpo', '{}', '/base', 0, 1, 2, 3, 7)",
+            f"INSERT INTO artifacts VALUES ('{'f' * 64}', 'model', 1, 5, NULL)",
+            *(
+                f"INSERT INTO versions VALUES ('support', {number}, {parent}, '{operation}', 1, {job}, 'grpo', "
+                f"'{'f' * 64}', NULL, '{{}}', '{{}}', {number + 1}, {number + 10})"
+                for number, parent, operation, job in (
+                    (0, "NULL", "creation", "NULL"),
+                    (1, 0, "training", "'job-a'"),
+                    (2, 1, "training", "'job-b'"),
+                )
+            ),
+            "INSERT INTO consumed_samples VALUES ('support', 's-2', 2, 1), ('support', 's-1', 2, 0)",
+        ):
+            connection.exec_driver_sql(statement)
+    migrate(database)
+    records = JobRecords(database)
+    newest, first = records.list_page("support", open_only=False, limit=10, after=None)
+    assert (newest.job_id, newest.position, newest.version, newest.progress.phase) == (
+        "job-b",
+        2,
+        2,
+        JobPhase.COMMITTED,
+    )
+    assert newest.body == TrainingBody("grpo", None, ("s-1", "s-2"))
+    assert (first.job_id, first.body) == ("job-a", TrainingBody("grpo", None, ()))
