@@ -11,13 +11,18 @@ WIRE_FINISH = {"type": "length", "length": 1}
 class PublishEngine:
     """`served` samples; /model_info says `reported`, which may run ahead; `updates` lists (path, version).
 
-    `refuse_updates` answers the next updates with HTTP 400 and keeps the weights.
+    `refuse_updates` answers the next updates with HTTP 400 and keeps the weights; with `takes_what_it_refuses` it
+    says that it serves them all the same, and samples from neither. `refuse_paths` refuses these model directories.
     """
 
     def __init__(self, weight_version: str = "1:0") -> None:
         self.served = self.reported = weight_version
         self.paused = False
         self.refuse_updates = 0
+        self.takes_what_it_refuses = False
+        self.refuse_paths: set[Path] = set()
+        self.refused: list[str] = []
+        self.probes = 0
         self.updates: list[tuple[Path, str]] = []
         self.weights_at_update: list[str] = []
         self.base_url = ""
@@ -46,6 +51,7 @@ class PublishEngine:
 
     async def _generate(self, request: web.Request) -> web.Response:
         assert not self.paused, "a paused engine would never answer"
+        self.probes += 1
         meta = {
             "finish_reason": WIRE_FINISH,
             "prompt_tokens": 1,
@@ -67,8 +73,11 @@ class PublishEngine:
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if self.refuse_updates > 0:
-            self.refuse_updates -= 1
+        if self.refuse_updates > 0 or Path(body["model_path"]) in self.refuse_paths:
+            self.refuse_updates = max(0, self.refuse_updates - 1)
+            self.refused.append(body["weight_version"])
+            if self.takes_what_it_refuses:
+                self.served = self.reported = body["weight_version"]
             return _answer({"success": False, "message": "told to refuse"}, status=400)
         self.served = self.reported = body["weight_version"]
         path = Path(body["model_path"])

@@ -1,7 +1,7 @@
 """The one client of SGLang's native HTTP interface. What it knows about SGLang 0.5.23 is said where it is used."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +26,7 @@ from atoll.common.engine_types import (
     ModelInfo,
     SamplingParams,
     ScoreResult,
+    WeightsRefused,
 )
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
@@ -183,7 +184,8 @@ class EngineClient:
         in every case, also when this call fails or is cancelled.
 
         Raises:
-            EngineRefused: it keeps the old weights and the old version.
+            WeightsRefused: it does not load them. It should keep the old weights and the old version; update it again.
+            EngineRefused: it does not let itself be updated.
             EngineProtocolError: it says it took the weights and does not sample from them.
             EngineUnavailable: not known which weights it has; update again.
         """
@@ -198,14 +200,20 @@ class EngineClient:
             try:
                 # Measured: "in_place" goes on with a mixture of both models, "abort" cuts the replies.
                 await self._http.answer("POST", "/pause_generation", {"mode": "retract"}, PROBE_SECONDS)
-                answer = loads(await self._http.answer("POST", "/update_weights_from_disk", body, timeout_s))
+                answer = loads(await self._load_weights(body, timeout_s))
             finally:
                 await finish_despite_cancel(self.continue_generation())
             if answer.get("success") is not True:
-                raise EngineRefused(f"the engine kept its weights: {answer.get('message')}", field="model_path")
+                raise WeightsRefused(f"the engine kept its weights: {answer.get('message')}", field="model_path")
             served = await self.weight_version()
             if served != weight_version:
                 raise EngineProtocolError(f"the engine was updated to {weight_version} and samples from {served}")
+
+    async def _load_weights(self, body: Mapping[str, object], timeout_s: float) -> bytes:
+        try:
+            return await self._http.answer("POST", "/update_weights_from_disk", body, timeout_s)
+        except EngineRefused as refusal:
+            raise WeightsRefused(refusal.message, field="model_path") from refusal
 
     async def continue_generation(self) -> None:
         """End a pause; harmless without one. A publisher that was killed half way leaves an engine that needs this."""

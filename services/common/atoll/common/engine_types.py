@@ -29,6 +29,10 @@ class EngineRefused(AtollError):
         super().__init__(message, reason=reason, field=field)
 
 
+class WeightsRefused(EngineRefused):
+    """Raised when the engine answers that it does not load a model directory; it may have taken some of it."""
+
+
 class EngineProtocolError(InternalError):
     """Raised when an answer does not fit what was sent: other ids, missing rows, uncovered tokens, other weights."""
 
