@@ -70,14 +70,17 @@ class _StreamStreamToken(_Token, grpc.aio.StreamStreamClientInterceptor):
         return await continuation(self.details(client_call_details), request_iterator)
 
 
-def open_channel(address: str, token: str | None = None) -> grpc.aio.Channel:
-    """A channel to `host:port`. It connects lazily and reconnects by itself. Must be called in a running loop."""
+def open_channel(address: str, token: str | None = None, *, retries: bool = True) -> grpc.aio.Channel:
+    """A channel to `host:port`. It connects lazily and reconnects by itself. Must be called in a running loop.
+
+    retries: False for a caller that has somebody else to ask.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise BadConfiguration(f"address is {address!r}, expected host:port")
     options = [
         ("grpc.service_config", service_config()),
-        ("grpc.enable_retries", 1),
+        ("grpc.enable_retries", int(retries)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),

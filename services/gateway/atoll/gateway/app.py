@@ -8,11 +8,13 @@ from atoll.gateway.chat import ChatAnswerer
 from atoll.gateway.chat_request import ChatPreparer
 from atoll.gateway.engine_pool import EnginePool
 from atoll.gateway.http_errors import install_error_handlers
+from atoll.gateway.jobs import Jobs, RollbackRequest, job_as_json
 from atoll.gateway.middleware import BodyLimit, TokenCheck
 from atoll.gateway.openai_schema import ChatRequest
 from atoll.gateway.registry_reader import RegistryReader
 from atoll.gateway.renderers import Renderers
 from atoll.gateway.report_request import ReportRequest, read_report, report_reply
+from atoll.gateway.sample_listing import sample_as_json, sample_state
 from atoll.gateway.scenario_choice import HEADER, choose_scenario, known_scenario
 from atoll.gateway.settings import GatewaySettings
 from atoll.gateway.status import status_reply
@@ -34,6 +36,7 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
         settings.capture_top_k,
     )
     answerer = ChatAnswerer(preparer, engines, gateway.writer, settings.request_timeout_s)
+    jobs = Jobs(gateway.trainers)
     app = FastAPI(
         title="Atoll gateway",
         docs_url=None,
@@ -89,6 +92,31 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
                 "next_page_token": next_token,
             }
         )
+
+    @app.get("/atoll/scenarios/{scenario}/samples", summary="Recorded samples without their tensors, newest first")
+    async def samples(scenario: str, state: str = "", page_size: int = 0, page_token: str = "") -> Response:
+        name = (await gateway.scenarios.get(scenario)).scenario_id
+        page, next_token = await gateway.samples.page(name, sample_state(state), page_size, page_token)
+        return _json(
+            {"scenario": name, "samples": [sample_as_json(each) for each in page], "next_page_token": next_token}
+        )
+
+    @app.get("/atoll/scenarios/{scenario}/jobs", summary="Training jobs and rollbacks, newest first")
+    async def list_jobs(scenario: str, page_size: int = 0, page_token: str = "") -> Response:
+        found, next_token = await jobs.list(scenario, page_size, page_token)
+        return _json({"scenario": scenario, "jobs": [job_as_json(job) for job in found], "next_page_token": next_token})
+
+    @app.get("/atoll/scenarios/{scenario}/jobs/{job_id}", summary="One job: its phase, metrics and reason")
+    async def one_job(scenario: str, job_id: str) -> Response:
+        return _json(job_as_json(await jobs.get(scenario, job_id)))
+
+    @app.post(
+        "/atoll/scenarios/{scenario}/rollback",
+        openapi_extra=_body_of(RollbackRequest),
+        summary="Brings the weights of an earlier version back, as a new version",
+    )
+    async def rollback(scenario: str, request: Request) -> Response:
+        return _json(job_as_json(await jobs.rollback(scenario, await request.body())))
 
     return app
 

@@ -1,6 +1,6 @@
 """The gateway without its HTTP side: what is built once, started, and stopped in reverse."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 import structlog
@@ -19,6 +19,7 @@ from atoll.gateway.sample_writer import SampleWriter
 from atoll.gateway.scenarios import ScenarioDirectory
 from atoll.gateway.settings import GatewaySettings
 from atoll.gateway.trainer_client import TrainerClient
+from atoll.gateway.trainers import Trainers, trainer_addresses
 from atoll.gateway.training_queue import TrainingQueue
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,8 @@ class Gateway:
     reports: ReportIntake
     training: TrainingQueue
     server: GrpcServer
-    channels: tuple[grpc.aio.Channel, ...] = field(repr=False)
+    trainers: Trainers | None
+    """None: batches are formed and wait."""
 
     async def start(self) -> None:
         """Serves gRPC and takes up open batches. Raises BadConfiguration when the port is taken."""
@@ -70,8 +72,9 @@ class Gateway:
         await self.training.stop()
         await self.scenarios.stop()
         await self.writer.stop()
-        for channel in self.channels:
-            await channel.close()
+        if self.trainers is not None:
+            await self.trainers.close()
+        await self.registry.close()
         self.database.close()
 
 
@@ -79,17 +82,16 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
     """Opens the database, migrating it forward. Call it in a running event loop. Raises BadConfiguration."""
     database = Database(settings.database_url)
     registry = open_channel(settings.registry, settings.token_text)
-    channels = [registry]
-    trainer: TrainerClient | None = None
+    trainers: Trainers | None = None
     if settings.trainer is not None:
-        channels.append(open_channel(settings.trainer, settings.token_text))
-        trainer = TrainerClient(channels[-1])
+        trainers = Trainers(trainer_addresses(settings.trainer), settings.token_text)
     receipts = Receipts(database.key("receipts"))
     pending = PendingReports()
     forming = BatchForming(database, pending)
     scenarios = ScenarioDirectory(registry, on_head=forming.wake)
     samples = SampleStore(database, receipts)
-    training = TrainingQueue(database, trainer, scenarios, on_requeue=forming.wake)
+    client = None if trainers is None else TrainerClient(trainers)
+    training = TrainingQueue(database, client, scenarios, on_requeue=forming.wake)
     forming.attach(scenarios.get, scenarios.head, on_batch=training.wake)
     reports = ReportIntake(database, receipts, scenarios.get, scenarios.head, pending, on_batch=training.wake)
     server = GrpcServer(settings.host, settings.grpc_port, settings.token_text)
@@ -108,5 +110,5 @@ def build_gateway(settings: GatewaySettings) -> Gateway:
         reports=reports,
         training=training,
         server=server,
-        channels=tuple(channels),
+        trainers=trainers,
     )

@@ -14,7 +14,9 @@ class GatewaySettings(ServiceSettings):
     grpc_port: int = Field(7100, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     database_url: str = Field("sqlite:///gateway.db", description="SQLAlchemy URL of samples, reports and batches")
     registry: str = Field(description="host:port of the registry")
-    trainer: str | None = Field(None, description="host:port of the trainer; unset: batches are formed and wait")
+    trainer: str | None = Field(
+        None, description="host:port of the trainer, several with commas between; unset: batches are formed and wait"
+    )
     engines: tuple[str, ...] = Field((), description="base URLs of the serving engines, as a JSON list")
     default_scenario: str | None = Field(None, description="scenario of a request that names none")
     capture_top_k: int = Field(

@@ -5,15 +5,19 @@ from collections.abc import Callable
 
 import grpc
 from atoll.api.errors.v1 import errors_pb2
-from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_pb2_grpc
-from atoll.common.errors import REASON_PREFIX, InvalidInput, Unavailable
+from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2
+from atoll.common.errors import REASON_PREFIX, AtollError, InvalidInput, Unavailable
 from atoll.common.rpc_errors import from_rpc_error
 from atoll.common.structs import struct_from
 from atoll.gateway.records import Batch, BatchState, JobOutcome, Settlement
+from atoll.gateway.trainers import Stub, Trainers
 
 SUBMIT_SECONDS = 30.0
 SILENCE_SECONDS = 30.0
 """A watch that is silent for three heartbeats is taken for broken: submitting again is harmless."""
+STANDSTILL_SECONDS = 15.0
+"""A job that has not changed for so long may stand still because its trainer lost the lease: submitting it again, which
+is harmless, finds the one that has it."""
 
 _ENDED = {
     job_pb2.JOB_STATE_COMMITTED: BatchState.COMMITTED,
@@ -36,16 +40,16 @@ _USUALLY = {
 
 
 class TrainerClient:
-    """One trainer. Example: TrainerClient(open_channel("127.0.0.1:7200", token))"""
+    """Example: TrainerClient(Trainers(["127.0.0.1:7200"], token))"""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._trainer = trainer_service_pb2_grpc.TrainerServiceStub(channel)
+    def __init__(self, trainers: Trainers) -> None:
+        self._trainers = trainers
 
     async def run(self, batch: Batch, on_change: Callable[[job_pb2.Job], None]) -> JobOutcome:
         """Returns how the job ended. Repeatable at any time: the job id names the batch.
 
-        on_change: told the job after every change. Raises Unavailable or another AtollError when the trainer does not
-        answer or forgot the job; then run it again. A job that the trainer refuses to queue is REFUSED.
+        on_change: told the job after every change. Raises Unavailable or another AtollError when no trainer answers, or
+        one forgot the job; then run it again. A job that the trainer refuses to queue is REFUSED.
         """
         request = trainer_service_pb2.SubmitJobRequest(
             job_id=batch.job_id,
@@ -54,21 +58,31 @@ class TrainerClient:
             options=struct_from(batch.options),
             sample_ids=[row.receipt for row in batch.rows],
         )
+
+        async def submit(trainer: Stub) -> tuple[Stub, job_pb2.Job]:
+            return trainer, (await trainer.SubmitJob(request, timeout=SUBMIT_SECONDS)).job
+
         try:
-            job = (await self._trainer.SubmitJob(request, timeout=SUBMIT_SECONDS)).job
-            on_change(job)
-            if job.state in _ENDED:
-                return outcome_of(job)
-            return await self._watch(batch.job_id, on_change)
+            while True:
+                trainer, job = await self._trainers.ask(batch.scenario, submit)
+                on_change(job)
+                if job.state in _ENDED:
+                    return outcome_of(job)
+                ended = await self._watch(trainer, batch.job_id, on_change)
+                if ended is not None:
+                    return outcome_of(ended)
         except grpc.RpcError as error:
-            refusal = from_rpc_error(error)
+            raise from_rpc_error(error) from None
+        except AtollError as refusal:
             permanent = isinstance(refusal, InvalidInput) or refusal.reason == errors_pb2.REASON_JOB_ID_REUSED
             if not permanent:
-                raise refusal from None
+                raise
             return JobOutcome(BatchState.REFUSED, Settlement(refusal.code, refusal.message))
 
-    async def _watch(self, job_id: str, on_change: Callable[[job_pb2.Job], None]) -> JobOutcome:
-        watch = self._trainer.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id))
+    async def _watch(self, trainer: Stub, job_id: str, on_change: Callable[[job_pb2.Job], None]) -> job_pb2.Job | None:
+        """The job in one of its ending states; None when it is time to ask who holds the lease now."""
+        watch = trainer.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id))
+        revision, changed = -1, asyncio.get_running_loop().time()
         try:
             while True:
                 async with asyncio.timeout(SILENCE_SECONDS):
@@ -77,7 +91,12 @@ class TrainerClient:
                     raise Unavailable(f"the trainer ended the watch of {job_id} before the job was final")
                 on_change(answer.job)
                 if answer.job.state in _ENDED:
-                    return outcome_of(answer.job)
+                    return answer.job
+                now = asyncio.get_running_loop().time()
+                if answer.job.revision != revision:
+                    revision, changed = answer.job.revision, now
+                elif self._trainers.several and now - changed > STANDSTILL_SECONDS:
+                    return None
         except TimeoutError:
             raise Unavailable(f"the trainer said nothing about {job_id} for {SILENCE_SECONDS:.0f} s") from None
         finally:
