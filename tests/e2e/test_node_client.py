@@ -74,7 +74,7 @@ def teacher(live_stack: LiveStack, tmp_path_factory: pytest.TempPathFactory) -> 
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
     settings = {
         "ATOLL_TEACHER_PORT": str(port),
-        "ATOLL_TEACHER_ENGINE": live_stack.engine_url,
+        "ATOLL_TEACHER_ENGINES": json.dumps([live_stack.engine_url]),
         "ATOLL_TOKEN": TOKEN,
     }
     log = tmp_path_factory.mktemp("teacher") / "log"

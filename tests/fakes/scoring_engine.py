@@ -9,12 +9,12 @@ from atoll.common.engine_types import Ids, ScoreResult, TopK
 class FakeScoringEngine:
     """Answers -id / 1000 for each id; holds a sequence whose prompt starts with 9 until `go_on` is set.
 
-    `failures` maps the first prompt id to the error that its sequence gets.
+    `failures` maps the first prompt id to the errors that its sequence gets, one each time.
     """
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
-        self.failures: dict[int, Exception] = {}
+        self.failures: dict[int, list[Exception]] = {}
         self.in_flight_tokens = 0
         self.most_in_flight = 0
         self.started: list[int] = []
@@ -29,8 +29,8 @@ class FakeScoringEngine:
             await asyncio.sleep(0)
             if first == 9:
                 await self.go_on.wait()
-            if first in self.failures:
-                raise self.failures[first]
+            if self.failures.get(first):
+                raise self.failures[first].pop(0)
         finally:
             self.in_flight_tokens -= tokens
         log_probs = (-response_ids / 1000).astype(np.float32)

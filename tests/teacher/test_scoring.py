@@ -1,7 +1,7 @@
 """Scoring with a faked engine: what fails alone, what bounds what, and in which order results come."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import numpy as np
@@ -10,20 +10,16 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.api.teacher.v1 import teacher_service_pb2
 from atoll.common.engine_types import EngineRefused, EngineUnavailable
 from atoll.common.errors import InvalidInput
+from atoll.teacher.engine import Engine, EngineState
+from atoll.teacher.engine_pool import EnginePool
 from atoll.teacher.score_service import check_batch
-from atoll.teacher.scoring import Scored, Scorer
+from atoll.teacher.scoring import ERROR_BYTES, MAX_TRIES, Scored, Scorer
 from atoll.teacher.sequences import ScoringLimits
 
 from tests.fakes.scoring_engine import FakeScoringEngine
+from tests.teacher.teacher_world import request
 
 LIMITS = ScoringLimits(vocabulary_size=100, max_sequence_length=12, max_top_k=4)
-
-
-def request(
-    name: str, prompt: Sequence[int], response: Sequence[int], top_k: int = 0
-) -> teacher_service_pb2.ScoreRequest:
-    packed = [np.asarray(ids, dtype=np.int32).tobytes() for ids in (prompt, response)]
-    return teacher_service_pb2.ScoreRequest(id=name, prompt_ids=packed[0], response_ids=packed[1], top_k=top_k)
 
 
 async def stream(*requests: teacher_service_pb2.ScoreRequest) -> AsyncIterator[teacher_service_pb2.ScoreRequest]:
@@ -36,8 +32,24 @@ async def outcomes(scorer: Scorer, *requests: teacher_service_pb2.ScoreRequest) 
         return {scored.sequence_id: scored async for scored in scorer.score(stream(*requests))}
 
 
-def scorer_of(engine: FakeScoringEngine, in_flight_tokens: int = 1000, call_tokens: int = 1000) -> Scorer:
-    return Scorer(engine, LIMITS, in_flight_tokens, call_tokens)
+def scorer_of(engine: FakeScoringEngine, in_flight_tokens: int = 1000, call_bytes: int = 1 << 20) -> Scorer:
+    pool = EnginePool([Engine("http://engine", engine, in_flight_tokens)], wait_s=0.05)
+    pool.join(pool.engines[0], "0:0")
+    return Scorer(pool, LIMITS, call_bytes)
+
+
+async def answer_doubts(scorer: Scorer, *lives: bool) -> None:
+    """Stands for the engine's watch: says at each doubt whether the engine lives; one that died is soon back."""
+    (engine,) = scorer.pool.engines
+    for each in lives:
+        await engine.changed.wait()
+        engine.changed.clear()
+        if not each:
+            scorer.pool.leave(engine, EngineState.AWAY, "died")
+            engine.changed.clear()
+            await asyncio.sleep(0.01)
+            scorer.pool.join(engine, "0:0")
+        engine.tell(each)
 
 
 async def test_bad_sequences_fail_alone_and_never_reach_the_engine() -> None:
@@ -73,14 +85,51 @@ async def test_a_second_sequence_of_the_same_id_fails() -> None:
     assert engine.started == [1]
 
 
-async def test_an_engine_failure_is_the_sequences_own_and_says_whether_to_try_again() -> None:
+async def test_a_refusal_of_the_engine_is_the_sequences_own() -> None:
     engine = FakeScoringEngine()
-    engine.failures = {3: EngineUnavailable("gone"), 4: EngineRefused("no")}
+    engine.failures = {4: [EngineRefused("no")], 6: [RuntimeError("a defect")]}
     scorer = scorer_of(engine)
-    got = await outcomes(scorer, request("a", [3], [1]), request("b", [4], [1]), request("c", [5], [1, 2]))
-    assert (got["a"].retryable, got["b"].retryable) == (True, False)
+    got = await outcomes(scorer, request("b", [4], [1]), request("d", [6], [1]), request("c", [5], [1, 2]))
+    assert not got["b"].retryable
+    assert got["d"].error is not None and "incident" in got["d"].error.message
     assert got["c"].result is not None
-    assert (scorer.counts.sequences, scorer.counts.response_tokens) == (1, 2)
+    measures = scorer.measures
+    assert (measures.sequences, measures.response_tokens, measures.failures) == (1, 2, 2)
+
+
+async def test_what_a_living_engine_does_not_answer_is_asked_again_and_then_said_to_be_retryable() -> None:
+    engine = FakeScoringEngine()
+    engine.failures = {3: [EngineUnavailable("busy")] * 2, 4: [EngineUnavailable("busy")] * MAX_TRIES}
+    scorer = scorer_of(engine)
+    watch = asyncio.create_task(answer_doubts(scorer, *[True] * 6))
+    got = await outcomes(scorer, request("a", [3], [1]), request("b", [4], [1]))
+    watch.cancel()
+    assert got["a"].result is not None
+    assert got["b"].retryable
+    assert (engine.started.count(3), engine.started.count(4)) == (3, MAX_TRIES)
+
+
+async def test_a_sequence_that_kills_engines_fails_alone_and_its_neighbours_are_scored() -> None:
+    engine = FakeScoringEngine()
+    engine.failures = {3: [EngineUnavailable("gone")] * 9, 4: [EngineUnavailable("gone")]}
+    scorer = scorer_of(engine)
+    watch = asyncio.create_task(answer_doubts(scorer, *[False] * 4))
+    got = await outcomes(scorer, request("bad", [3], [1]), request("good", [4], [1]))
+    watch.cancel()
+    assert got["good"].result is not None
+    assert got["bad"].error is not None and not got["bad"].retryable
+    assert "the engine died 3 times while it scored this sequence" in got["bad"].error.message
+    assert engine.started.count(3) == 3
+
+
+async def test_weights_that_are_not_the_proven_ones_are_never_a_result() -> None:
+    engine = FakeScoringEngine()
+    scorer = scorer_of(engine)
+    scorer.pool.engines[0].weight_version = "0:1"
+    watch = asyncio.create_task(answer_doubts(scorer, *[True] * MAX_TRIES))
+    got = await outcomes(scorer, request("a", [3], [1]))
+    watch.cancel()
+    assert got["a"].error is not None and "it must be frozen" in got["a"].error.message
 
 
 async def test_results_come_as_they_are_ready() -> None:
@@ -112,11 +161,12 @@ async def test_a_call_whose_results_are_not_taken_is_not_read_further() -> None:
             read += 1
             yield request(f"s{read}", [1], [2])
 
-    async with aclosing(scorer_of(engine, call_tokens=10).score(endless())) as got:
+    one = ERROR_BYTES + 4 * 2 + 4
+    async with aclosing(scorer_of(engine, call_bytes=5 * one).score(endless())) as got:
         await anext(got)
         for _ in range(50):
             await asyncio.sleep(0)
-        # Five sequences of two tokens fit, the sixth waits.
+        # Five sequences fit, the sixth waits.
         assert read == 6
         await anext(got)
 

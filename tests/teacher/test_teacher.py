@@ -1,11 +1,10 @@
 """`python -m atoll.teacher` with a real engine of its own, against a float32 forward by transformers."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,11 @@ import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.teacher.v1 import teacher_service_pb2, teacher_service_pb2_grpc
 from atoll.common.channels import open_channel
-from atoll.common.tensors import Array, TensorReader
-from atoll.teacher.model_facts import tokenizer_digest
+from atoll.common.token_map import TokenMap
 
 from tests.engines import VOCAB_SIZE, free_port
 from tests.forward import all_log_probs, log_probs_of
+from tests.teacher.teacher_world import Result, request, results_of
 
 TOLERANCE = 1e-4
 START_SECONDS = 280
@@ -80,10 +79,7 @@ class Case:
     top_k: int = 0
 
     def request(self) -> teacher_service_pb2.ScoreRequest:
-        packed = [np.asarray(ids, dtype=np.int32).tobytes() for ids in (self.prompt, self.response)]
-        return teacher_service_pb2.ScoreRequest(
-            id=self.name, prompt_ids=packed[0], response_ids=packed[1], top_k=self.top_k
-        )
+        return request(self.name, self.prompt, self.response, self.top_k)
 
 
 def cases() -> list[Case]:
@@ -99,28 +95,6 @@ def cases() -> list[Case]:
         for n in range(24)
     ]
     return [*made, Case("last-id", [5, 6], [VOCAB_SIZE - 1, 7, VOCAB_SIZE - 1], top_k=4)]
-
-
-Result = dict[str, Array] | teacher_service_pb2.ScoreError
-
-
-async def results_of(
-    pieces: AsyncIterable[teacher_service_pb2.ScoreResponse] | AsyncIterable[teacher_service_pb2.ScoreBatchResponse],
-) -> dict[str, Result]:
-    """Joins a stream by the contract's words: a header, then its bytes, never interleaved."""
-    results: dict[str, Result] = {}
-    header, reader = teacher_service_pb2.ScoreHeader(), TensorReader(())
-    async for piece in pieces:
-        if piece.HasField("header"):
-            assert reader.complete
-            header, reader = piece.header, TensorReader(piece.header.tensors)
-            if header.HasField("error"):
-                results[header.id] = header.error
-        else:
-            reader.add(piece.chunk)
-            if reader.complete:
-                results[header.id] = dict(reader.arrays())
-    return results
 
 
 def check(model_path: Path, case: Case, result: Result) -> None:
@@ -183,7 +157,10 @@ async def test_it_says_which_model_answers(
     told = await stub.GetTeacher(teacher_service_pb2.GetTeacherRequest())
     assert Path(told.model_path) == teacher.model_path
     assert told.vocabulary_size == VOCAB_SIZE
-    assert told.tokenizer_digest == tokenizer_digest(json.loads((teacher.model_path / "tokenizer.json").read_text()))
+    assert (
+        told.tokenizer_digest
+        == TokenMap.from_tokenizer_json((teacher.model_path / "tokenizer.json").read_bytes()).digest
+    )
 
 
 def test_a_killed_teacher_leaves_no_engine_behind(teacher: RunningTeacher) -> None:

@@ -140,7 +140,10 @@ class EngineClient:
             "logprob_start_len": len(prompt) - 1,
             "top_logprobs_num": top_k,
         }
-        frame: Frame = loads(await self._http.answer("POST", "/generate", body, timeout_s))
+        try:
+            frame: Frame = loads(await self._http.answer("POST", "/generate", body, timeout_s))
+        except ValueError as error:
+            raise EngineProtocolError(f"the engine's answer is not JSON: {error}") from error
         return read_score(frame, response, top_k, self.vocab_size)
 
     async def model_info(self) -> ModelInfo:

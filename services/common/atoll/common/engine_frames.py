@@ -212,10 +212,11 @@ def _top_k(rows: Sequence[Sequence[Entry]], count: int, k: int) -> TopK:
     if len(rows) != count or any(len(row) != k for row in rows):
         raise EngineProtocolError(f"expected {count} rows of {k} likeliest tokens, got {[len(row) for row in rows]}")
     flat = list(chain.from_iterable(chain.from_iterable(rows)))
-    return TopK(
-        ids=np.array(flat[1::3], dtype=np.int32).reshape(count, k),
-        log_probs=np.array(flat[0::3], dtype=np.float32).reshape(count, k),
-    )
+    log_probs = np.array(flat[0::3], dtype=np.float32)
+    # A null becomes NaN; -inf is a token that the model rules out.
+    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():
+        raise EngineProtocolError(f"log-probs of the {k} likeliest tokens are not numbers")
+    return TopK(ids=np.array(flat[1::3], dtype=np.int32).reshape(count, k), log_probs=log_probs.reshape(count, k))
 
 
 def text_of_error(body: bytes) -> str:

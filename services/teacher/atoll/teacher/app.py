@@ -1,17 +1,31 @@
-"""Boots a teacher and runs it until SIGTERM: engine -> what it serves -> gRPC."""
+"""Boots a teacher and runs it until SIGTERM: engines -> proofs -> gRPC.
+
+```
+settings -> a watch for each engine: (start) -> prove -> serve -> away -> prove ...
+                                                          '-> pool -> scorer -> gRPC, health SERVING while one serves
+```
+"""
 
 import asyncio
+import os
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from atoll.api.teacher.v1 import teacher_service_pb2_grpc
 from atoll.common.engine_client import EngineClient
-from atoll.common.errors import InternalError
+from atoll.common.engine_types import EngineUnavailable
+from atoll.common.errors import BadConfiguration
 from atoll.common.server import GrpcServer, wait_for_stop_signal
+from atoll.teacher.engine import Engine, EngineState
+from atoll.teacher.engine_pool import EnginePool
+from atoll.teacher.engine_watch import EngineWatch
 from atoll.teacher.model_facts import ModelFacts, read_model_facts
-from atoll.teacher.own_engine import own_engine, until_sampling
-from atoll.teacher.score_service import SERVICE_NAME, ScoreService, TeacherFacts
+from atoll.teacher.own_engine import COMMAND, engine_environment
+from atoll.teacher.proof import Prover
+from atoll.teacher.score_service import SERVICE_NAME, ScoreService
 from atoll.teacher.scoring import Scorer
 from atoll.teacher.sequences import ScoringLimits
 from atoll.teacher.settings import TeacherSettings
@@ -20,53 +34,142 @@ log = structlog.get_logger(__name__)
 
 ENGINE_RESERVE = 7
 """SGLang takes a prompt of at most its context length minus this (measured, 0.5.23)."""
+POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class RunningTeacher:
+    """What `boot` started."""
+
+    server: GrpcServer
+    pool: EnginePool
+    watches: tuple[asyncio.Task[None], ...]
+    """They end only by an error, and the process with them."""
 
 
 async def main(settings: TeacherSettings) -> None:
-    """Serves until a signal; fails when its own engine ends before."""
+    """Serves until a signal; fails when its own engine was started again too often."""
     async with AsyncExitStack() as stack:
-        _, process = await boot(settings, stack)
+        teacher = await boot(settings, stack)
         stop = asyncio.create_task(wait_for_stop_signal())
-        ended = None if process is None else asyncio.create_task(process.wait())
-        await asyncio.wait({stop} if ended is None else {stop, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.done() and ended is not None:
-            stop.cancel()
-            raise InternalError(f"the teacher's engine ended with status {ended.result()}; its log says why")
+        done, _ = await asyncio.wait({stop, *teacher.watches}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stop}:
+            task.result()
         log.info("stopping")
 
 
-async def boot(
-    settings: TeacherSettings, stack: AsyncExitStack
-) -> tuple[GrpcServer, asyncio.subprocess.Process | None]:
-    """Returns once sequences are scored; what was started stops with the stack. Raises BadConfiguration."""
-    url = settings.engine or f"http://127.0.0.1:{settings.engine_port}"
-    facts = None if settings.model_path is None else read_model_facts(settings.model_path)
-    process = None if settings.engine else await stack.enter_async_context(own_engine(settings))
+async def boot(settings: TeacherSettings, stack: AsyncExitStack, command: tuple[str, ...] = COMMAND) -> RunningTeacher:
+    """Returns once sequences are scored; what was started stops with the stack.
 
-    # A vocabulary of 1 holds the one token that a probe sends.
-    async with EngineClient(url, vocab_size=1) as probe:
-        await until_sampling(probe, settings.start_timeout_s, process)
-        model_path = (await probe.model_info()).model_path
-        context_length = await probe.context_length()
-    if facts is None:
-        facts = read_model_facts(Path(model_path))
+    Raises BadConfiguration when an engine answers and is not of this model, and when none answers in time.
+    """
+    urls = settings.engines or (f"http://127.0.0.1:{settings.engine_port}",)
+    facts = await _facts(settings, urls)
+    prover = Prover(facts, settings.probe_tolerance)
+    timeout_s = settings.engine_timeout_s
+    clients = [
+        await stack.enter_async_context(EngineClient(url, facts.vocabulary_size, idle_timeout_s=timeout_s))
+        for url in urls
+    ]
+    engines = [Engine(url, client, settings.in_flight_tokens) for url, client in zip(urls, clients, strict=True)]
+    pool = EnginePool(engines, settings.engine_wait_s)
+    watches = [
+        EngineWatch(engine, client, pool, prover, settings) for engine, client in zip(engines, clients, strict=True)
+    ]
+    if settings.engines:
+        work = [watch.run() for watch in watches]
+    else:
+        work = [watches[0].run_own(engine_environment(settings, os.environ), command)]
+    tasks = tuple(_background(each, stack) for each in work)
+    await _until_proven(watches, pool, tasks, settings.start_timeout_s)
 
-    engine = await stack.enter_async_context(EngineClient(url, facts.vocabulary_size))
-    scorer = Scorer(engine, limits_of(facts, context_length, settings), settings.in_flight_tokens, settings.call_tokens)
     server = GrpcServer(settings.host, settings.port, settings.token_text)
-    service = ScoreService(scorer, TeacherFacts(model_path, facts.tokenizer_digest))
+    scorer = Scorer(pool, await limits_of(facts, clients, settings), settings.call_bytes)
+    service = ScoreService(scorer, facts, watches, settings.max_calls)
     teacher_service_pb2_grpc.add_TeacherServiceServicer_to_server(service, server.grpc)
     await server.start([SERVICE_NAME])
     stack.push_async_callback(server.stop)
-    log.info("teacher ready", engine=url, model_path=model_path, port=server.port)
-    return server, process
+    health: set[asyncio.Task[None]] = set()
+
+    def tell_health(serving: bool) -> None:
+        task = asyncio.create_task(server.set_serving(serving))
+        health.add(task)
+        task.add_done_callback(health.discard)
+
+    pool.on_serving = tell_health
+    log.info("teacher ready", engines=urls, model_path=str(facts.directory), port=server.port)
+    return RunningTeacher(server, pool, tasks)
 
 
-def limits_of(facts: ModelFacts, context_length: int | None, settings: TeacherSettings) -> ScoringLimits:
-    """What the engine can do faithfully with this model."""
-    longest = min(facts.max_positions, context_length or facts.max_positions)
+async def limits_of(facts: ModelFacts, clients: list[EngineClient], settings: TeacherSettings) -> ScoringLimits:
+    """What every engine can do faithfully with this model; one that is away now is taken for as able as the others."""
+    longest = facts.max_positions
+    for client in clients:
+        try:
+            longest = min(longest, await client.context_length() or longest)
+        except EngineUnavailable:
+            continue
     return ScoringLimits(
         vocabulary_size=facts.vocabulary_size,
         max_sequence_length=longest - ENGINE_RESERVE,
         max_top_k=min(settings.max_top_k, facts.vocabulary_size),
     )
+
+
+async def _facts(settings: TeacherSettings, urls: tuple[str, ...]) -> ModelFacts:
+    """Of the model directory, or of the one that the first engine to answer names."""
+    if settings.model_path is not None:
+        return read_model_facts(settings.model_path)
+    async with AsyncExitStack() as stack:
+        # No id is sent with these, so no vocabulary is needed yet.
+        clients = [await stack.enter_async_context(EngineClient(url, vocab_size=1)) for url in urls]
+        deadline = asyncio.get_running_loop().time() + settings.start_timeout_s
+        while True:
+            for client in clients:
+                try:
+                    return read_model_facts(Path((await client.model_info()).model_path))
+                except EngineUnavailable as error:
+                    problem = error.message
+            if asyncio.get_running_loop().time() > deadline:
+                raise BadConfiguration(f"no engine answered within {settings.start_timeout_s:g} s: {problem}")
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _until_proven(
+    watches: list[EngineWatch], pool: EnginePool, tasks: tuple[asyncio.Task[None], ...], timeout_s: float
+) -> None:
+    """Every engine was tried, one serves, and none is of another model."""
+    proving = asyncio.create_task(_tried(watches, pool))
+    done, _ = await asyncio.wait({proving, *tasks}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    if not done:
+        proving.cancel()
+        states = "; ".join(f"{each.url} is {each.state.value}: {each.detail}" for each in pool.engines)
+        raise BadConfiguration(f"no engine was proven within {timeout_s:g} s: {states}")
+
+
+async def _tried(watches: list[EngineWatch], pool: EnginePool) -> None:
+    for watch in watches:
+        await watch.tried.wait()
+    while not pool.serving:
+        _refuse_refused(pool)
+        await asyncio.sleep(POLL_SECONDS)
+    _refuse_refused(pool)
+
+
+def _refuse_refused(pool: EnginePool) -> None:
+    refused = [engine.detail for engine in pool.engines if engine.state is EngineState.REFUSED]
+    if refused:
+        raise BadConfiguration("; ".join(refused))
+
+
+def _background(work: Coroutine[object, object, None], stack: AsyncExitStack) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    return task

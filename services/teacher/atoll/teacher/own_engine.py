@@ -1,24 +1,20 @@
 """The teacher's own engine: `python -m atoll.engine` as a child process that does not outlive it."""
 
 import asyncio
-import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
-from atoll.common.engine_client import EngineClient
-from atoll.common.engine_types import EngineUnavailable
-from atoll.common.errors import BadConfiguration
 from atoll.teacher.settings import TeacherSettings
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 0.25
+COMMAND = (sys.executable, "-m", "atoll.engine")
 KEPT_SETTINGS_PREFIX = "ATOLL_ENGINE_"
 
 
-def engine_environment(settings: TeacherSettings, inherited: dict[str, str]) -> dict[str, str]:
+def engine_environment(settings: TeacherSettings, inherited: Mapping[str, str]) -> dict[str, str]:
     """ATOLL_ENGINE_* are passed on, so that the engine can be tuned; what it serves, and where, is the teacher's."""
     kept = {
         name: value
@@ -34,41 +30,20 @@ def engine_environment(settings: TeacherSettings, inherited: dict[str, str]) -> 
 
 
 @asynccontextmanager
-async def own_engine(settings: TeacherSettings) -> AsyncIterator[asyncio.subprocess.Process]:
+async def own_engine(
+    command: tuple[str, ...], environment: Mapping[str, str], stop_timeout_s: float
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Starts the engine; stops it on the way out, by force after `stop_timeout_s`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "atoll.engine", env=engine_environment(settings, dict(os.environ))
-    )
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
     try:
         yield process
     finally:
         if process.returncode is None:
             process.terminate()
             try:
-                async with asyncio.timeout(settings.stop_timeout_s):
+                async with asyncio.timeout(stop_timeout_s):
                     await process.wait()
             except TimeoutError:
                 log.warning("the engine does not stop, killing it")
                 process.kill()
                 await process.wait()
-
-
-async def until_sampling(
-    client: EngineClient, timeout_s: float, process: asyncio.subprocess.Process | None = None
-) -> None:
-    """Returns once the engine has sampled a token. Raises BadConfiguration when it ends or is not ready in time."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                if process is not None and process.returncode is not None:
-                    raise BadConfiguration(
-                        f"the teacher's engine ended with status {process.returncode}; its log says why"
-                    )
-                try:
-                    await client.model_info()
-                    await client.weight_version()
-                    return
-                except EngineUnavailable:
-                    await asyncio.sleep(POLL_SECONDS)
-    except TimeoutError:
-        raise BadConfiguration(f"the engine {client.base_url} did not sample within {timeout_s:g} s") from None

@@ -1,27 +1,35 @@
 """Scores sequences as they arrive and hands out results as they are ready.
 
 ```
-requests --read, while the call has tokens free--> check --> a task each: engine budget -> engine --> results
-              ^------------------- tokens are free again when the result was taken -------------------'
+requests --read, while the call has memory--> check --> a task each: lease of an engine --> score --> results
+              ^-------------------- its memory is free again when the result was taken ----------------'
 ```
 """
 
 import asyncio
+import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
 
+import structlog
 from atoll.api.teacher.v1 import teacher_service_pb2
-from atoll.common.engine_types import Ids, ScoreResult
-from atoll.common.errors import AtollError, InvalidInput, Unavailable
+from atoll.common.engine_types import EngineRefused, EngineUnavailable, ScoreResult
+from atoll.common.errors import AtollError, InternalError, InvalidInput, Unavailable
+from atoll.common.names import new_id
+from atoll.teacher.budget import Budget
+from atoll.teacher.engine import Engine
+from atoll.teacher.engine_pool import EnginePool
+from atoll.teacher.measures import Measures
 from atoll.teacher.sequences import ScoringLimits, Sequence, read_sequence
-from atoll.teacher.token_budget import TokenBudget
 
+log = structlog.get_logger(__name__)
 
-class ScoringEngine(Protocol):
-    """What scoring needs of an engine; `atoll.common.engine_client.EngineClient` has it."""
-
-    async def score(self, prompt_ids: Ids, response_ids: Ids, top_k: int = 0) -> ScoreResult: ...
+MAX_TRIES = 4
+"""Of a sequence whose engine answers that it cannot now; and of one whose engines die."""
+FIRST_PAUSE_S = 0.2
+ERROR_BYTES = 4_096
+"""What a sequence costs besides its tensors: its task, its request, its error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,33 +45,24 @@ class Scored:
         return isinstance(self.error, Unavailable)
 
 
-@dataclass
-class ScoringCounts:
-    """Since start."""
-
-    sequences: int = 0
-    response_tokens: int = 0
-
-
 class Scorer:
-    """Shared by all calls: they compete for the engine's tokens, first come first served."""
+    """Shared by all calls: each gets an equal share of the engines."""
 
-    def __init__(self, engine: ScoringEngine, limits: ScoringLimits, in_flight_tokens: int, call_tokens: int) -> None:
+    def __init__(self, pool: EnginePool, limits: ScoringLimits, call_bytes: int) -> None:
+        self.pool = pool
         self.limits = limits
-        self.counts = ScoringCounts()
-        self._engine = engine
-        self._engine_budget = TokenBudget(in_flight_tokens)
-        self._call_tokens = call_tokens
+        self.measures = Measures()
+        self._call_bytes = call_bytes
 
     async def score(self, requests: AsyncIterator[teacher_service_pb2.ScoreRequest]) -> AsyncGenerator[Scored, None]:
         """One outcome for every request, in the order they are ready. Closing the iterator stops what still runs."""
-        call = _Call(self._call_tokens)
+        call = _Call(self._call_bytes)
         reading = asyncio.create_task(self._read(requests, call))
         try:
             while (item := await call.results.get()) is not None:
-                scored, tokens = item
+                scored, size = item
                 yield scored
-                call.budget.give_back(tokens)
+                call.memory.give_back(size)
             await reading
         finally:
             reading.cancel()
@@ -79,32 +78,87 @@ class Scorer:
                             raise InvalidInput(f"id {request.id!r} came before in this call", field="id")
                         sequence = read_sequence(request, self.limits)
                     except AtollError as error:
-                        await call.budget.take(1)
-                        call.results.put_nowait((Scored(request.id, None, error), 1))
+                        await call.memory.take(ERROR_BYTES)
+                        self.measures.failed()
+                        call.results.put_nowait((Scored(request.id, None, error), ERROR_BYTES))
                         continue
                     seen.add(request.id)
-                    await call.budget.take(sequence.length)
-                    tasks.create_task(self._score_one(sequence, call))
+                    await call.memory.take(ERROR_BYTES + sequence.bytes)
+                    tasks.create_task(self._answer(sequence, call))
         finally:
             call.results.put_nowait(None)
 
-    async def _score_one(self, sequence: Sequence, call: "_Call") -> None:
-        await self._engine_budget.take(sequence.length)
+    async def _answer(self, sequence: Sequence, call: "_Call") -> None:
         try:
-            result = await self._engine.score(sequence.prompt_ids, sequence.response_ids, sequence.top_k)
-            scored = Scored(sequence.sequence_id, result, None)
-            self.counts.sequences += 1
-            self.counts.response_tokens += len(sequence.response_ids)
+            scored = Scored(sequence.sequence_id, await self._tried(sequence, call), None)
         except AtollError as error:
             scored = Scored(sequence.sequence_id, None, error)
-        finally:
-            self._engine_budget.give_back(sequence.length)
-        call.results.put_nowait((scored, sequence.length))
+        except Exception as defect:
+            incident = new_id()
+            log.error("defect", sequence=sequence.sequence_id, incident=incident, exc_info=defect)
+            hidden = InternalError(f"a defect of Atoll; the log explains incident {incident}")
+            scored = Scored(sequence.sequence_id, None, hidden)
+        if scored.error is not None:
+            self.measures.failed()
+        call.results.put_nowait((scored, ERROR_BYTES + sequence.bytes))
+
+    async def _tried(self, sequence: Sequence, call: "_Call") -> ScoreResult:
+        """Scores again what an engine did not answer: scoring changes nothing, so repeating it is safe.
+
+        A sequence whose engine died is scored alone from then on: the one that kills engines fails, its neighbours
+        do not.
+        """
+        deaths = refusals = 0
+        while True:
+            waiting_since = time.monotonic()
+            try:
+                async with self.pool.lease(sequence.length, call, alone=deaths > 0) as engine:
+                    leased_at = time.monotonic()
+                    result = await _score_frozen(engine, sequence)
+            except _EngineFailed as failed:
+                error = failed.error
+                if not await failed.engine.lives():
+                    deaths += 1
+                    if deaths == MAX_TRIES - 1:
+                        raise EngineRefused(
+                            f"the engine died {deaths} times while it scored this sequence, the last "
+                            f"{deaths - 1} times with no other: {error.message}"
+                        ) from error
+                    continue
+                refusals += 1
+                if refusals == MAX_TRIES:
+                    raise error from None
+                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (refusals - 1) * random.uniform(0.5, 1.5))
+            else:
+                engine.sequences_scored += 1
+                now = time.monotonic()
+                self.measures.scored(sequence, queued_s=leased_at - waiting_since, engine_s=now - leased_at)
+                return result
+
+
+class _EngineFailed(Exception):
+    def __init__(self, engine: Engine, error: EngineUnavailable) -> None:
+        super().__init__(error.message)
+        self.engine = engine
+        self.error = error
+
+
+async def _score_frozen(engine: Engine, sequence: Sequence) -> ScoreResult:
+    try:
+        result = await engine.client.score(sequence.prompt_ids, sequence.response_ids, sequence.top_k)
+        if result.weight_version != engine.weight_version:
+            raise EngineUnavailable(
+                f"the engine answered with weights {result.weight_version!r}, its proven ones are "
+                f"{engine.weight_version!r}: it must be frozen"
+            )
+    except EngineUnavailable as error:
+        raise _EngineFailed(engine, error) from error
+    return result
 
 
 class _Call:
-    """What one call has in flight. `results` is bounded by the budget; None ends it."""
+    """What one call has in flight. `results` is bounded by the memory; None ends it."""
 
-    def __init__(self, tokens: int) -> None:
-        self.budget = TokenBudget(tokens)
+    def __init__(self, size: int) -> None:
+        self.memory = Budget(size)
         self.results: asyncio.Queue[tuple[Scored, int] | None] = asyncio.Queue()

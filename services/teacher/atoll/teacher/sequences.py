@@ -35,6 +35,11 @@ class Sequence:
         """P + R."""
         return len(self.prompt_ids) + len(self.response_ids)
 
+    @property
+    def bytes(self) -> int:
+        """Of its ids and of its result."""
+        return 4 * self.length + len(self.response_ids) * (4 + 8 * self.top_k)
+
 
 def read_sequence(request: teacher_service_pb2.ScoreRequest, limits: ScoringLimits) -> Sequence:
     """The sequence of a request. Raises InvalidInput (INVALID_FIELD, SEQUENCE_TOO_LONG) naming the field."""

@@ -24,31 +24,42 @@ _sym_db = _symbol_database.Default()
 
 from atoll.api.errors.v1 import errors_pb2 as atoll_dot_api_dot_errors_dot_v1_dot_errors__pb2
 from atoll.api.tensor.v1 import tensor_pb2 as atoll_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*atoll/api/teacher/v1/teacher_service.proto\x12\x14\x61toll.api.teacher.v1\x1a atoll/api/errors/v1/errors.proto\x1a atoll/api/tensor/v1/tensor.proto\"S\n\x0cScoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x14\n\x0cresponse_ids\x18\x03 \x01(\x0c\x12\r\n\x05top_k\x18\x04 \x01(\x05\"^\n\rScoreResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.atoll.api.teacher.v1.ScoreHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05piece\"|\n\x0bScoreHeader\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x05\x65rror\x18\x02 \x01(\x0b\x32 .atoll.api.teacher.v1.ScoreError\x12\x30\n\x07tensors\x18\x03 \x03(\x0b\x32\x1f.atoll.api.tensor.v1.TensorSpec\"]\n\nScoreError\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.atoll.api.errors.v1.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"J\n\x11ScoreBatchRequest\x12\x35\n\tsequences\x18\x01 \x03(\x0b\x32\".atoll.api.teacher.v1.ScoreRequest\"c\n\x12ScoreBatchResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.atoll.api.teacher.v1.ScoreHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05piece\"\x13\n\x11GetTeacherRequest\"\xbc\x01\n\x12GetTeacherResponse\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\x05\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\t\x12\x1b\n\x13max_sequence_length\x18\x04 \x01(\x05\x12\x11\n\tmax_top_k\x18\x05 \x01(\x05\x12\x18\n\x10sequences_scored\x18\x06 \x01(\x03\x12\x15\n\rtokens_scored\x18\x07 \x01(\x03\x32\xaa\x02\n\x0eTeacherService\x12T\n\x05Score\x12\".atoll.api.teacher.v1.ScoreRequest\x1a#.atoll.api.teacher.v1.ScoreResponse(\x01\x30\x01\x12\x61\n\nScoreBatch\x12\'.atoll.api.teacher.v1.ScoreBatchRequest\x1a(.atoll.api.teacher.v1.ScoreBatchResponse0\x01\x12_\n\nGetTeacher\x12\'.atoll.api.teacher.v1.GetTeacherRequest\x1a(.atoll.api.teacher.v1.GetTeacherResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*atoll/api/teacher/v1/teacher_service.proto\x12\x14\x61toll.api.teacher.v1\x1a atoll/api/errors/v1/errors.proto\x1a atoll/api/tensor/v1/tensor.proto\x1a\x1egoogle/protobuf/duration.proto\"S\n\x0cScoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x14\n\x0cresponse_ids\x18\x03 \x01(\x0c\x12\r\n\x05top_k\x18\x04 \x01(\x05\"^\n\rScoreResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.atoll.api.teacher.v1.ScoreHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05piece\"|\n\x0bScoreHeader\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x05\x65rror\x18\x02 \x01(\x0b\x32 .atoll.api.teacher.v1.ScoreError\x12\x30\n\x07tensors\x18\x03 \x03(\x0b\x32\x1f.atoll.api.tensor.v1.TensorSpec\"]\n\nScoreError\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.atoll.api.errors.v1.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"J\n\x11ScoreBatchRequest\x12\x35\n\tsequences\x18\x01 \x03(\x0b\x32\".atoll.api.teacher.v1.ScoreRequest\"c\n\x12ScoreBatchResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.atoll.api.teacher.v1.ScoreHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05piece\"#\n\x11GetTeacherRequest\x12\x0e\n\x06verify\x18\x01 \x01(\x08\"\x8f\x03\n\x12GetTeacherResponse\x12\x12\n\nmodel_path\x18\x01 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\x05\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\t\x12\x1b\n\x13max_sequence_length\x18\x04 \x01(\x05\x12\x11\n\tmax_top_k\x18\x05 \x01(\x05\x12\x18\n\x10sequences_scored\x18\x06 \x01(\x03\x12\x15\n\rtokens_scored\x18\x07 \x01(\x03\x12\x18\n\x10sequences_failed\x18\x08 \x01(\x03\x12\x19\n\x11tokens_per_second\x18\t \x01(\x01\x12\x32\n\x0fmean_queue_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10mean_engine_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x07\x65ngines\x18\x0c \x03(\x0b\x32\".atoll.api.teacher.v1.EngineStatus\"\xa3\x01\n\x0c\x45ngineStatus\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.atoll.api.teacher.v1.EngineState\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x18\n\x10tokens_in_flight\x18\x04 \x01(\x03\x12\x18\n\x10sequences_scored\x18\x05 \x01(\x03\x12\x10\n\x08restarts\x18\x06 \x01(\x05\"V\n\x17\x43ompareTokenizerRequest\x12\x13\n\x0btoken_count\x18\x01 \x01(\x05\x12\x15\n\rblock_digests\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64\x65\x63oder\x18\x03 \x01(\t\"\x80\x01\n\x18\x43ompareTokenizerResponse\x12\x0c\n\x04same\x18\x01 \x01(\x08\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x0f\n\x07\x64\x65\x63oder\x18\x03 \x01(\t\x12\x30\n\x06tokens\x18\x04 \x03(\x0b\x32 .atoll.api.teacher.v1.TokenEntry\"4\n\nTokenEntry\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t*\x91\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x18\n\x14\x45NGINE_STATE_SERVING\x10\x02\x12\x15\n\x11\x45NGINE_STATE_AWAY\x10\x03\x12\x18\n\x14\x45NGINE_STATE_REFUSED\x10\x04\x32\x9d\x03\n\x0eTeacherService\x12T\n\x05Score\x12\".atoll.api.teacher.v1.ScoreRequest\x1a#.atoll.api.teacher.v1.ScoreResponse(\x01\x30\x01\x12\x61\n\nScoreBatch\x12\'.atoll.api.teacher.v1.ScoreBatchRequest\x1a(.atoll.api.teacher.v1.ScoreBatchResponse0\x01\x12_\n\nGetTeacher\x12\'.atoll.api.teacher.v1.GetTeacherRequest\x1a(.atoll.api.teacher.v1.GetTeacherResponse\x12q\n\x10\x43ompareTokenizer\x12-.atoll.api.teacher.v1.CompareTokenizerRequest\x1a..atoll.api.teacher.v1.CompareTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.api.teacher.v1.teacher_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCOREREQUEST']._serialized_start=136
-  _globals['_SCOREREQUEST']._serialized_end=219
-  _globals['_SCORERESPONSE']._serialized_start=221
-  _globals['_SCORERESPONSE']._serialized_end=315
-  _globals['_SCOREHEADER']._serialized_start=317
-  _globals['_SCOREHEADER']._serialized_end=441
-  _globals['_SCOREERROR']._serialized_start=443
-  _globals['_SCOREERROR']._serialized_end=536
-  _globals['_SCOREBATCHREQUEST']._serialized_start=538
-  _globals['_SCOREBATCHREQUEST']._serialized_end=612
-  _globals['_SCOREBATCHRESPONSE']._serialized_start=614
-  _globals['_SCOREBATCHRESPONSE']._serialized_end=713
-  _globals['_GETTEACHERREQUEST']._serialized_start=715
-  _globals['_GETTEACHERREQUEST']._serialized_end=734
-  _globals['_GETTEACHERRESPONSE']._serialized_start=737
-  _globals['_GETTEACHERRESPONSE']._serialized_end=925
-  _globals['_TEACHERSERVICE']._serialized_start=928
-  _globals['_TEACHERSERVICE']._serialized_end=1226
+  _globals['_ENGINESTATE']._serialized_start=1626
+  _globals['_ENGINESTATE']._serialized_end=1771
+  _globals['_SCOREREQUEST']._serialized_start=168
+  _globals['_SCOREREQUEST']._serialized_end=251
+  _globals['_SCORERESPONSE']._serialized_start=253
+  _globals['_SCORERESPONSE']._serialized_end=347
+  _globals['_SCOREHEADER']._serialized_start=349
+  _globals['_SCOREHEADER']._serialized_end=473
+  _globals['_SCOREERROR']._serialized_start=475
+  _globals['_SCOREERROR']._serialized_end=568
+  _globals['_SCOREBATCHREQUEST']._serialized_start=570
+  _globals['_SCOREBATCHREQUEST']._serialized_end=644
+  _globals['_SCOREBATCHRESPONSE']._serialized_start=646
+  _globals['_SCOREBATCHRESPONSE']._serialized_end=745
+  _globals['_GETTEACHERREQUEST']._serialized_start=747
+  _globals['_GETTEACHERREQUEST']._serialized_end=782
+  _globals['_GETTEACHERRESPONSE']._serialized_start=785
+  _globals['_GETTEACHERRESPONSE']._serialized_end=1184
+  _globals['_ENGINESTATUS']._serialized_start=1187
+  _globals['_ENGINESTATUS']._serialized_end=1350
+  _globals['_COMPARETOKENIZERREQUEST']._serialized_start=1352
+  _globals['_COMPARETOKENIZERREQUEST']._serialized_end=1438
+  _globals['_COMPARETOKENIZERRESPONSE']._serialized_start=1441
+  _globals['_COMPARETOKENIZERRESPONSE']._serialized_end=1569
+  _globals['_TOKENENTRY']._serialized_start=1571
+  _globals['_TOKENENTRY']._serialized_end=1623
+  _globals['_TEACHERSERVICE']._serialized_start=1774
+  _globals['_TEACHERSERVICE']._serialized_end=2187
 # @@protoc_insertion_point(module_scope)

@@ -7,8 +7,10 @@ from atoll.api.errors.v1 import errors_pb2 as _errors_pb2
 from atoll.api.tensor.v1 import tensor_pb2 as _tensor_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +21,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _EngineState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENGINE_STATE_UNSPECIFIED: _EngineState.ValueType  # 0
+    """Never sent."""
+    ENGINE_STATE_STARTING: _EngineState.ValueType  # 1
+    """It was started and has not answered yet."""
+    ENGINE_STATE_SERVING: _EngineState.ValueType  # 2
+    """It was proven and scores."""
+    ENGINE_STATE_AWAY: _EngineState.ValueType  # 3
+    """It does not answer, and is tried again; one that the teacher started is started again."""
+    ENGINE_STATE_REFUSED: _EngineState.ValueType  # 4
+    """It answers and failed its proof: it gets no sequences, and is proven again now and then."""
+
+class EngineState(_EngineState, metaclass=_EngineStateEnumTypeWrapper):
+    """How an engine is."""
+
+ENGINE_STATE_UNSPECIFIED: EngineState.ValueType  # 0
+"""Never sent."""
+ENGINE_STATE_STARTING: EngineState.ValueType  # 1
+"""It was started and has not answered yet."""
+ENGINE_STATE_SERVING: EngineState.ValueType  # 2
+"""It was proven and scores."""
+ENGINE_STATE_AWAY: EngineState.ValueType  # 3
+"""It does not answer, and is tried again; one that the teacher started is started again."""
+ENGINE_STATE_REFUSED: EngineState.ValueType  # 4
+"""It answers and failed its proof: it gets no sequences, and is proven again now and then."""
+Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
 @_typing.final
 class ScoreRequest(_message.Message):
@@ -208,16 +242,23 @@ Global___ScoreBatchResponse: _TypeAlias = ScoreBatchResponse  # noqa: Y015
 
 @_typing.final
 class GetTeacherRequest(_message.Message):
-    """Asks for nothing in particular."""
+    """Asks for what is known, or for a proof."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    VERIFY_FIELD_NUMBER: _builtins.int
+    verify: _builtins.bool
+    """Whether every engine that answers is proven again first: that it serves the model that it is said to serve. An
+    engine that fails gets no more sequences, and its state says why.
+    """
     def __init__(
         self,
+        *,
+        verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,12 +277,19 @@ class GetTeacherResponse(_message.Message):
     MAX_TOP_K_FIELD_NUMBER: _builtins.int
     SEQUENCES_SCORED_FIELD_NUMBER: _builtins.int
     TOKENS_SCORED_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FAILED_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MEAN_QUEUE_TIME_FIELD_NUMBER: _builtins.int
+    MEAN_ENGINE_TIME_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
-    """The model's path as the engine reports it."""
+    """The model's path as the engines report it."""
     vocabulary_size: _builtins.int
     """Number of token ids, V; ids are 0..V-1."""
     tokenizer_digest: _builtins.str
-    """SHA-256 of the tokenizer's vocabulary, merges and special tokens, in hex."""
+    """SHA-256, in hex, of what the tokenizer makes of every id: the block digests of CompareTokenizerRequest one after
+    another, then its decoder in UTF-8.
+    """
     max_sequence_length: _builtins.int
     """Longest P + R that is accepted."""
     max_top_k: _builtins.int
@@ -250,6 +298,22 @@ class GetTeacherResponse(_message.Message):
     """Sequences scored since start."""
     tokens_scored: _builtins.int
     """Response tokens scored since start."""
+    sequences_failed: _builtins.int
+    """Sequences that got an error since start, the callers' mistakes among them."""
+    tokens_per_second: _builtins.float
+    """Tokens (P + R) scored per second over the last minute."""
+    @_builtins.property
+    def mean_queue_time(self) -> _duration_pb2.Duration:
+        """How long a sequence waited for an engine, mean of the last 1,000."""
+
+    @_builtins.property
+    def mean_engine_time(self) -> _duration_pb2.Duration:
+        """How long an engine took for a sequence, mean of the last 1,000."""
+
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStatus]:
+        """The engines, in the order of the settings."""
+
     def __init__(
         self,
         *,
@@ -260,11 +324,160 @@ class GetTeacherResponse(_message.Message):
         max_top_k: _builtins.int = ...,
         sequences_scored: _builtins.int = ...,
         tokens_scored: _builtins.int = ...,
+        sequences_failed: _builtins.int = ...,
+        tokens_per_second: _builtins.float = ...,
+        mean_queue_time: _duration_pb2.Duration | None = ...,
+        mean_engine_time: _duration_pb2.Duration | None = ...,
+        engines: _abc.Iterable[Global___EngineStatus] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mean_engine_time", b"mean_engine_time", "mean_queue_time", b"mean_queue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_sequence_length", b"max_sequence_length", "max_top_k", b"max_top_k", "model_path", b"model_path", "sequences_scored", b"sequences_scored", "tokenizer_digest", b"tokenizer_digest", "tokens_scored", b"tokens_scored", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "max_sequence_length", b"max_sequence_length", "max_top_k", b"max_top_k", "mean_engine_time", b"mean_engine_time", "mean_queue_time", b"mean_queue_time", "model_path", b"model_path", "sequences_failed", b"sequences_failed", "sequences_scored", b"sequences_scored", "tokenizer_digest", b"tokenizer_digest", "tokens_per_second", b"tokens_per_second", "tokens_scored", b"tokens_scored", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTeacherResponse: _TypeAlias = GetTeacherResponse  # noqa: Y015
+
+@_typing.final
+class EngineStatus(_message.Message):
+    """One engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    TOKENS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SEQUENCES_SCORED_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Its base URL."""
+    state: Global___EngineState.ValueType
+    """How it is."""
+    detail: _builtins.str
+    """Why it does not serve; empty when it does."""
+    tokens_in_flight: _builtins.int
+    """Tokens (P + R) of the sequences that it works on."""
+    sequences_scored: _builtins.int
+    """Sequences that it scored since start."""
+    restarts: _builtins.int
+    """How often the teacher started it again; 0 for an engine that others started."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        state: Global___EngineState.ValueType = ...,
+        detail: _builtins.str = ...,
+        tokens_in_flight: _builtins.int = ...,
+        sequences_scored: _builtins.int = ...,
+        restarts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "restarts", b"restarts", "sequences_scored", b"sequences_scored", "state", b"state", "tokens_in_flight", b"tokens_in_flight", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineStatus: _TypeAlias = EngineStatus  # noqa: Y015
+
+@_typing.final
+class CompareTokenizerRequest(_message.Message):
+    """What the caller's tokenizer makes of ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    BLOCK_DIGESTS_FIELD_NUMBER: _builtins.int
+    DECODER_FIELD_NUMBER: _builtins.int
+    token_count: _builtins.int
+    """One more than its largest id, N."""
+    block_digests: _builtins.bytes
+    """SHA-256 of every block of 256 ids (the last one may be shorter), in the order of the ids, 32 bytes each. A block's
+    text has one line for each id, each ended by a line feed: a JSON array, without spaces and in ASCII, of the id, its
+    text as tokenizer.json has it, and "token", "added" or "special"; null in their place for an id without a token.
+    Example: the line [5,"caf\\u00e9","token"].
+    """
+    decoder: _builtins.str
+    """The "decoder" of tokenizer.json as JSON without spaces, in ASCII, keys in order; of a ByteLevel decoder its type
+    only: what else it holds does not touch the bytes of an id.
+    """
+    def __init__(
+        self,
+        *,
+        token_count: _builtins.int = ...,
+        block_digests: _builtins.bytes = ...,
+        decoder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_digests", b"block_digests", "decoder", b"decoder", "token_count", b"token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareTokenizerRequest: _TypeAlias = CompareTokenizerRequest  # noqa: Y015
+
+@_typing.final
+class CompareTokenizerResponse(_message.Message):
+    """What the teacher's tokenizer says to that."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAME_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    DECODER_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    same: _builtins.bool
+    """Whether everything is the same; then the rest is empty."""
+    token_count: _builtins.int
+    """One more than the teacher's largest id."""
+    decoder: _builtins.str
+    """The teacher's decoder, when that differs."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenEntry]:
+        """The teacher's tokens of the first block that differs; empty when no block does."""
+
+    def __init__(
+        self,
+        *,
+        same: _builtins.bool = ...,
+        token_count: _builtins.int = ...,
+        decoder: _builtins.str = ...,
+        tokens: _abc.Iterable[Global___TokenEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoder", b"decoder", "same", b"same", "token_count", b"token_count", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareTokenizerResponse: _TypeAlias = CompareTokenizerResponse  # noqa: Y015
+
+@_typing.final
+class TokenEntry(_message.Message):
+    """One id of a tokenizer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """The id."""
+    text: _builtins.str
+    """Its text as tokenizer.json has it; empty for an id without a token."""
+    kind: _builtins.str
+    """"token", "added" or "special"; empty for an id without a token."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenEntry: _TypeAlias = TokenEntry  # noqa: Y015

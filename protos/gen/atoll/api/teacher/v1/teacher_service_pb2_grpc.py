@@ -50,6 +50,11 @@ class TeacherServiceStub(object):
                 request_serializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.GetTeacherRequest.SerializeToString,
                 response_deserializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.GetTeacherResponse.FromString,
                 _registered_method=True)
+        self.CompareTokenizer = channel.unary_unary(
+                '/atoll.api.teacher.v1.TeacherService/CompareTokenizer',
+                request_serializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.CompareTokenizerRequest.SerializeToString,
+                response_deserializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.CompareTokenizerResponse.FromString,
+                _registered_method=True)
 
 
 class TeacherServiceServicer(object):
@@ -73,7 +78,15 @@ class TeacherServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTeacher(self, request, context):
-        """Says which model answers.
+        """Says which model answers, on which engines, and what was measured. UNAVAILABLE never: it tells of engines that are
+        away, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompareTokenizer(self, request, context):
+        """Says whether the teacher's tokenizer maps every id as the caller's does, or what the first different ids are here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +109,11 @@ def add_TeacherServiceServicer_to_server(servicer, server):
                     servicer.GetTeacher,
                     request_deserializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.GetTeacherRequest.FromString,
                     response_serializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.GetTeacherResponse.SerializeToString,
+            ),
+            'CompareTokenizer': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareTokenizer,
+                    request_deserializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.CompareTokenizerRequest.FromString,
+                    response_serializer=atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.CompareTokenizerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +198,33 @@ class TeacherService(object):
             '/atoll.api.teacher.v1.TeacherService/GetTeacher',
             atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.GetTeacherRequest.SerializeToString,
             atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.GetTeacherResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.api.teacher.v1.TeacherService/CompareTokenizer',
+            atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.CompareTokenizerRequest.SerializeToString,
+            atoll_dot_api_dot_teacher_dot_v1_dot_teacher__service__pb2.CompareTokenizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,7 +41,11 @@ class TeacherServiceStub:
     ScoreBatch: _grpc.UnaryStreamMultiCallable[_teacher_service_pb2.ScoreBatchRequest, _teacher_service_pb2.ScoreBatchResponse]
     """The same for a list that is known at once."""
     GetTeacher: _grpc.UnaryUnaryMultiCallable[_teacher_service_pb2.GetTeacherRequest, _teacher_service_pb2.GetTeacherResponse]
-    """Says which model answers."""
+    """Says which model answers, on which engines, and what was measured. UNAVAILABLE never: it tells of engines that are
+    away, too.
+    """
+    CompareTokenizer: _grpc.UnaryUnaryMultiCallable[_teacher_service_pb2.CompareTokenizerRequest, _teacher_service_pb2.CompareTokenizerResponse]
+    """Says whether the teacher's tokenizer maps every id as the caller's does, or what the first different ids are here."""
 
 @_typing.type_check_only
 class TeacherServiceAsyncStub(TeacherServiceStub):
@@ -56,7 +60,11 @@ class TeacherServiceAsyncStub(TeacherServiceStub):
     ScoreBatch: _aio.UnaryStreamMultiCallable[_teacher_service_pb2.ScoreBatchRequest, _teacher_service_pb2.ScoreBatchResponse]  # type: ignore[assignment]
     """The same for a list that is known at once."""
     GetTeacher: _aio.UnaryUnaryMultiCallable[_teacher_service_pb2.GetTeacherRequest, _teacher_service_pb2.GetTeacherResponse]  # type: ignore[assignment]
-    """Says which model answers."""
+    """Says which model answers, on which engines, and what was measured. UNAVAILABLE never: it tells of engines that are
+    away, too.
+    """
+    CompareTokenizer: _aio.UnaryUnaryMultiCallable[_teacher_service_pb2.CompareTokenizerRequest, _teacher_service_pb2.CompareTokenizerResponse]  # type: ignore[assignment]
+    """Says whether the teacher's tokenizer maps every id as the caller's does, or what the first different ids are here."""
 
 class TeacherServiceServicer(metaclass=_abc_1.ABCMeta):
     """Scores token ids on a frozen model. It renders nothing and re-tokenizes nothing."""
@@ -86,6 +94,16 @@ class TeacherServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _teacher_service_pb2.GetTeacherRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_teacher_service_pb2.GetTeacherResponse, _abc.Awaitable[_teacher_service_pb2.GetTeacherResponse]]:
-        """Says which model answers."""
+        """Says which model answers, on which engines, and what was measured. UNAVAILABLE never: it tells of engines that are
+        away, too.
+        """
+
+    @_abc_1.abstractmethod
+    def CompareTokenizer(
+        self,
+        request: _teacher_service_pb2.CompareTokenizerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_teacher_service_pb2.CompareTokenizerResponse, _abc.Awaitable[_teacher_service_pb2.CompareTokenizerResponse]]:
+        """Says whether the teacher's tokenizer maps every id as the caller's does, or what the first different ids are here."""
 
 def add_TeacherServiceServicer_to_server(servicer: TeacherServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
