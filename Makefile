@@ -1,6 +1,6 @@
 # `make demo` and `make test` work on a fresh clone; scripts/install makes the environment once and is a no-op after that.
 .DEFAULT_GOAL := help
-.PHONY: help install proto lint demo test test-failed test-slow test-slow-failed clean
+.PHONY: help install proto lint demo test chaos test-failed test-slow test-slow-failed clean
 
 PYTHON_BIN := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
@@ -27,6 +27,9 @@ test: install  ## every test but the slow ones
 
 test-slow: install  ## the tests that take minutes
 	$(PYTHON_BIN) -m pytest -m slow
+
+chaos: install  ## 212 SIGKILLs of random processes of a running loop (20 minutes; CHAOS_SEED=N for another order)
+	$(PYTHON_BIN) -m tests.chaos --kills 200 --real-kills 12 --seed $(or $(CHAOS_SEED),1)
 
 test-failed test-slow-failed: install
 	$(PYTHON_BIN) -m pytest --last-failed $(if $(findstring slow,$@),-m slow)

@@ -40,7 +40,7 @@ class Behaviour:
 class FakeEngine:
     """Use as an async context manager; `url` is its base URL."""
 
-    def __init__(self, port: int = 0, *, keep_requests: bool = True) -> None:
+    def __init__(self, port: int = 0, *, keep_requests: bool = True, host: str = "127.0.0.1") -> None:
         self.behaviour = Behaviour()
         self.weight_version = "1:0"
         self.model_path = "model"
@@ -53,6 +53,7 @@ class FakeEngine:
         """Replies whose reader went away."""
         self._keep_requests = keep_requests
         self._cut: dict[str, asyncio.Event] = {}
+        self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -67,16 +68,20 @@ class FakeEngine:
     async def start(self) -> None:
         """Again after stop(): on the port it had."""
         app = web.Application(client_max_size=64 << 20)
+        self.routes(app)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://{self._host}:{self._port}"
+
+    def routes(self, app: web.Application) -> None:
+        """Adds what this engine answers."""
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort)
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/server_info", self._server_info)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
         """Nothing listens on the port any more."""
@@ -128,6 +133,7 @@ class FakeEngine:
         length = min(behaviour.length, body["sampling_params"]["max_new_tokens"])
         cut = self._cut.setdefault(body.get("rid", ""), asyncio.Event())
         sent = 0
+        versions: list[str] = []
         finish: dict[str, Any] | None = None
         while finish is None:
             if behaviour.hang_up_after == sent:
@@ -136,29 +142,43 @@ class FakeEngine:
                 await _sleep_until(cut, behaviour.pause_s)
             if cut.is_set() or behaviour.cut_after == sent:
                 finish = {"type": "abort", "message": "Abort in the engine"}
-                yield _frame(body, [], "", sent, finish, self._spans(sent, first_version))
+                yield _frame(body, [], "", sent, finish, self._spans(versions))
                 return
-            token = END_TOKEN if sent == behaviour.length - 1 else token_at(body["input_ids"], sent)
+            version, sampled = await self._sample(body["input_ids"], sent, first_version)
+            token = END_TOKEN if sent == behaviour.length - 1 else sampled
+            versions.append(version)
             sent += 1
             if sent == length:
                 stopped = token == END_TOKEN
                 finish = {"type": "stop", "matched": END_TOKEN} if stopped else {"type": "length", "length": length}
             text = self._text(token, sent)
-            yield _frame(body, [token], text, sent, finish, self._spans(sent, first_version))
+            yield _frame(body, [token], text, sent, finish, self._spans(versions))
 
     def _text(self, token: int, sent: int) -> str:
         if self.behaviour.characters:
             return self.behaviour.characters[sent // 2 - 1] if sent % 2 == 0 else ""
         return "" if token == END_TOKEN else text_of(token)
 
-    def _spans(self, sent: int, version: str) -> list[dict[str, Any]]:
-        end = sent - 1 if self.behaviour.gap_in_spans else sent
+    async def _sample(self, input_ids: list[int], position: int, first_version: str) -> tuple[str, int]:
+        """The weight version that samples at a position of the reply, and the token."""
         at = self.behaviour.switch_at
-        if at is None or at >= end:
-            return [{"version": version, "start": 0, "end": end}]
-        incarnation, number = version.split(":")
-        later = f"{incarnation}:{int(number) + 1}"
-        return [{"version": version, "start": 0, "end": at}, {"version": later, "start": at, "end": end}]
+        version = first_version
+        if at is not None and position >= at:
+            incarnation, number = first_version.split(":")
+            version = f"{incarnation}:{int(number) + 1}"
+        return version, token_at(input_ids, position)
+
+    def _spans(self, versions: list[str]) -> list[dict[str, Any]]:
+        """One span per run of equal versions."""
+        told = versions[:-1] if self.behaviour.gap_in_spans else versions
+        if not told:
+            return [{"version": self.weight_version, "start": 0, "end": 0}]
+        spans: list[dict[str, Any]] = []
+        for position, version in enumerate(told):
+            if not spans or spans[-1]["version"] != version:
+                spans.append({"version": version, "start": position, "end": position})
+            spans[-1]["end"] = position + 1
+        return spans
 
 
 class _HangUp(Exception):
