@@ -1,5 +1,8 @@
 """A rank that also shows its gradients; workers import it by name."""
 
+import resource
+import signal
+
 import numpy as np
 import numpy.typing as npt
 from atoll.trainer.megatron.parameters import gather_weights
@@ -33,6 +36,12 @@ class ProbedRank(MegatronRank):
             return np.zeros(0, dtype=np.float32)
         head = critic.module.output_layer
         return np.concatenate([head.weight.detach().numpy().ravel(), head.bias.detach().numpy()])
+
+    def limit_files(self, size: int | None) -> None:
+        """From here on no file of this rank may grow beyond so many bytes; None: any size."""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
 def _main_grad(parameter: Tensor) -> Tensor:

@@ -148,6 +148,8 @@ class TrainingBackend(Protocol):
     def healthy(self) -> bool:
         """Whether the workers run and have a model."""
         ...
+        Raises `OSError` (ENOSPC where the disk is full, before or while it writes): nothing was written, the weights in
+        memory are as they were, and staging may be tried again.
 
     def kill(self) -> None:
         """Kill the workers now; a call in progress raises `BackendCrashed`."""

@@ -16,7 +16,7 @@ from atoll.families.steps import TrainRow, TrainStep
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepRefused, StepReport
 from atoll.trainer.megatron.architecture import Architecture, UnsupportedModel, check_divisible, read_architecture
 from atoll.trainer.megatron.family_check import check_family
-from atoll.trainer.megatron.refusals import FamilyRefused, NotFinite
+from atoll.trainer.megatron.refusals import FamilyRefused, NotFinite, WriteFailed
 from atoll.trainer.megatron.row_plan import RowPlan, plan_rows
 from atoll.trainer.megatron.settings import MegatronSettings
 from atoll.trainer.workers.group import WorkerGroup, WorkerLost, WorkerPlan
@@ -147,9 +147,18 @@ class MegatronBackend:
         return [found[i] for i in range(len(rows))]
 
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
-        """See `TrainingBackend.stage`. Raises `OSError` (ENOSPC) before it writes anything, where there is no room."""
+        """See `TrainingBackend.stage`. Nothing stays of what could not be written as a whole."""
+        directories = [each for each in (model_directory, checkpoint_directory) if each is not None]
+        for directory in directories:
+            if directory.exists():
+                raise FileExistsError(errno.EEXIST, "expected a directory that does not exist yet", str(directory))
         self._refuse_without_room(model_directory, checkpoint_directory)
-        self._call_all("stage", (model_directory, checkpoint_directory, driver_state), self._timeouts.stage)
+        try:
+            self._call_all("stage", (model_directory, checkpoint_directory, driver_state), self._timeouts.stage)
+        except OSError:
+            for directory in directories:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
 
     def healthy(self) -> bool:
         """See `TrainingBackend.healthy`."""
@@ -169,7 +178,7 @@ class MegatronBackend:
             self._group = None
 
     def _refuse_without_room(self, model_directory: Path | None, checkpoint_directory: Path | None) -> None:
-        # Once ranks write, one that fails leaves the others in a collective, and the weights would be lost with them.
+        # Before minutes are spent on writing what does not fit.
         if self._architecture is None:
             return
         weights = self._architecture.parameters * _FLOAT32_BYTES
@@ -177,11 +186,14 @@ class MegatronBackend:
         if checkpoint_directory is not None:
             of_checkpoint = cast(int, self._call_all("checkpoint_copies", (), self._timeouts.stage)[0])
         for directory, copies in ((model_directory, 1), (checkpoint_directory, of_checkpoint)):
+        needed: dict[int, int] = {}
             if directory is not None:
                 free = shutil.disk_usage(directory.parent).free
-                needed = copies * weights
-                if free < needed:
-                    raise OSError(errno.ENOSPC, f"{needed} bytes are needed and {free} are free", str(directory))
+                if free < needed[filesystem]:
+                    message = f"{needed[filesystem]} bytes are needed and {free} are free"
+                    raise OSError(errno.ENOSPC, message, str(directory))
+                filesystem = directory.parent.stat().st_dev
+                needed[filesystem] = needed.get(filesystem, 0) + copies * weights
 
     def _start(self) -> None:
         self.close()
@@ -222,6 +234,8 @@ class MegatronBackend:
             raise InvalidInput(refusal.message, field=refusal.field) from refusal
         except WorkerLost as lost:
             self._architecture = None
+        except WriteFailed as failure:
+            raise OSError(failure.number, failure.message, failure.path) from failure
             _log.error("trainer workers lost", method=method, rank=lost.rank, reason=lost.reason)
             raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
 

@@ -16,21 +16,17 @@ import torch.distributed as dist
 from atoll.families.policy_spec import CriticSpec
 from atoll.trainer.megatron.rank_model import RankModel
 from atoll.trainer.megatron.weight_sets import WeightSets
+from atoll.trainer.megatron.writing import Writing, save_sharded
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
-from megatron.core.dist_checkpointing.strategies.fully_parallel import (
-    FullyParallelLoadStrategyWrapper,
-    FullyParallelSaveStrategyWrapper,
-)
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 _WEIGHTS = "torch_dist"
 _DRIVER_STATE = "driver_state"
 _CONTENTS = "contents.json"
 _CRITIC_PREFIX = "critic."
-_FORMAT_VERSION = 1
 # Without an explicit optimizer layout megatron-core's default fails; this one loads under any TP and DP.
 _METADATA: Mapping[str, object] = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -73,23 +69,23 @@ def read_contents(directory: Path) -> CheckpointContents:
 
 
 def save_checkpoint(directory: Path, parts: CheckpointParts, driver_state: bytes) -> None:
-    """Write a checkpoint into ``directory``, which must not exist. A collective over all ranks."""
-    weights = directory / _WEIGHTS
+    """Write a checkpoint into ``directory``, which must not exist. A collective over all ranks.
+
+    Raises `WriteFailed` on every rank; the parts are as they were.
+    """
+    weights, writing = directory / _WEIGHTS, Writing()
     if dist.get_rank() == 0:
-        weights.mkdir(parents=True)
-        (directory / _DRIVER_STATE).write_bytes(driver_state)
-        contents = {"critic": parts.critic is not None, "weights": sorted(parts.sets.kept)}
-        (directory / _CONTENTS).write_text(json.dumps(contents, sort_keys=True) + "\n")
-    dist.barrier()
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    dist_checkpointing.save(
-        _sharded_state(parts, loading=False) | {"random": _random_state()},
-        str(weights),
-        FullyParallelSaveStrategyWrapper(_strategy(), group),
-        content_metadata=dict(_METADATA),
-    )
+        with writing.attempt(directory):
+            weights.mkdir(parents=True)
+            (directory / _DRIVER_STATE).write_bytes(driver_state)
+            contents = {"critic": parts.critic is not None, "weights": sorted(parts.sets.kept)}
+            (directory / _CONTENTS).write_text(json.dumps(contents, sort_keys=True) + "\n")
+    writing.agree()
+    save_sharded(_sharded_state(parts, loading=False) | {"random": _random_state()}, weights, writing, _METADATA)
     if dist.get_rank() == 0:
-        _forget_where_and_when(weights / ".metadata")
+        with writing.attempt(weights / ".metadata"):
+            _forget_where_and_when(weights / ".metadata")
+    writing.agree()
 
 
 def warm_up_saving(scratch: Path) -> None:
@@ -98,7 +94,7 @@ def warm_up_saving(scratch: Path) -> None:
     directory.mkdir(exist_ok=True)
     dist.barrier()
     piece = ShardedTensor.from_rank_offsets("warm_up", torch.zeros(1), (0, dist.get_rank(), dist.get_world_size()))
-    dist_checkpointing.save({"warm_up": piece}, str(directory), _strategy())
+    save_sharded({"warm_up": piece}, directory, Writing(), {})
     dist.barrier()
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -128,10 +124,6 @@ def _forget_where_and_when(path: Path) -> None:
     metadata = pickle.loads(path.read_bytes())
     metadata.storage_meta = StorageMeta()
     path.write_bytes(pickle.dumps(metadata))
-
-
-def _strategy() -> TorchDistSaveShardedStrategy:
-    return TorchDistSaveShardedStrategy("torch_dist", _FORMAT_VERSION, thread_count=1)
 
 
 def _sharded_state(parts: CheckpointParts, *, loading: bool) -> dict[str, object]:

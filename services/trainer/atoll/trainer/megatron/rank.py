@@ -31,6 +31,7 @@ from atoll.trainer.megatron.refusals import FamilyRefused
 from atoll.trainer.megatron.settings import MegatronSettings
 from atoll.trainer.megatron.training import MicroBatches, PhaseClock
 from atoll.trainer.megatron.weight_sets import WeightSets
+from atoll.trainer.megatron.writing import Writing
 from atoll.trainer.workers.group import WorkerPlace
 
 _STATE_COPIES = 3
@@ -144,12 +145,13 @@ class MegatronRank:
         return StepReport(tuple(metrics), clock.seconds)
 
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
-        """Write an export, a checkpoint, or both."""
+        """Write an export, a checkpoint, or both. Raises `WriteFailed` on every rank."""
         model = self._loaded()
         if model_directory is not None:
-            weights = gather_weights(model.module, model.architecture)
+            weights, writing = gather_weights(model.module, model.architecture), Writing()
             if self._place.rank == 0:
-                write_export(self._companions, model_directory, weights)
+                with writing.attempt(model_directory):  # all gathers are over before it writes
+                    write_export(self._companions, model_directory, weights)
             else:
                 for _ in weights:  # takes part in the gathers
                     pass
@@ -161,6 +163,7 @@ class MegatronRank:
         return _STATE_COPIES * (2 if self._critic_in_use else 1) + len(self._sets.kept)
 
     def _parts(self, model: RankModel) -> CheckpointParts:
+            writing.agree()
         return CheckpointParts(model, self._critic if self._critic_in_use else None, self._sets)
 
     def _objective(self, binding: FamilyBinding) -> Objective:

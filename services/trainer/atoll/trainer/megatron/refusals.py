@@ -21,3 +21,14 @@ class FamilyRefused(WorkerRefusal):
         super().__init__(message, field)
         self.message = message
         self.field = field
+
+
+class WriteFailed(WorkerRefusal):
+    """Raised on every rank when some rank could not write a file. Weights and optimizer are as they were."""
+
+    def __init__(self, number: int, message: str, path: str) -> None:
+        super().__init__(number, message, path)
+        self.number = number
+        """errno"""
+        self.message = message
+        self.path = path
