@@ -142,14 +142,14 @@ class TrainingBackend(Protocol):
 
         Equal weights give equal bytes. The checkpoint holds weights, optimizer, critic, weights that the family keeps,
         random-number states and ``driver_state`` as it is given. Files are complete but not synced when this returns.
+        Raises `OSError` (ENOSPC where the disk is full, before or while it writes): nothing was written, the weights in
+        memory are as they were, and staging may be tried again.
         """
         ...
 
     def healthy(self) -> bool:
         """Whether the workers run and have a model."""
         ...
-        Raises `OSError` (ENOSPC where the disk is full, before or while it writes): nothing was written, the weights in
-        memory are as they were, and staging may be tried again.
 
     def kill(self) -> None:
         """Kill the workers now; a call in progress raises `BackendCrashed`."""

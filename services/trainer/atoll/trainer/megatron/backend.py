@@ -182,18 +182,18 @@ class MegatronBackend:
         if self._architecture is None:
             return
         weights = self._architecture.parameters * _FLOAT32_BYTES
+        needed: dict[int, int] = {}
         of_checkpoint = 0
         if checkpoint_directory is not None:
             of_checkpoint = cast(int, self._call_all("checkpoint_copies", (), self._timeouts.stage)[0])
         for directory, copies in ((model_directory, 1), (checkpoint_directory, of_checkpoint)):
-        needed: dict[int, int] = {}
             if directory is not None:
+                filesystem = directory.parent.stat().st_dev
+                needed[filesystem] = needed.get(filesystem, 0) + copies * weights
                 free = shutil.disk_usage(directory.parent).free
                 if free < needed[filesystem]:
                     message = f"{needed[filesystem]} bytes are needed and {free} are free"
                     raise OSError(errno.ENOSPC, message, str(directory))
-                filesystem = directory.parent.stat().st_dev
-                needed[filesystem] = needed.get(filesystem, 0) + copies * weights
 
     def _start(self) -> None:
         self.close()
@@ -230,12 +230,12 @@ class MegatronBackend:
             return self._group.call(method, arguments, timeout_s)
         except NotFinite as refusal:
             raise _step_refused(refusal) from refusal
+        except WriteFailed as failure:
+            raise OSError(failure.number, failure.message, failure.path) from failure
         except FamilyRefused as refusal:
             raise InvalidInput(refusal.message, field=refusal.field) from refusal
         except WorkerLost as lost:
             self._architecture = None
-        except WriteFailed as failure:
-            raise OSError(failure.number, failure.message, failure.path) from failure
             _log.error("trainer workers lost", method=method, rank=lost.rank, reason=lost.reason)
             raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
 

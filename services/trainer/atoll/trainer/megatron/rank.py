@@ -155,6 +155,7 @@ class MegatronRank:
             else:
                 for _ in weights:  # takes part in the gathers
                     pass
+            writing.agree()
         if checkpoint_directory is not None:
             save_checkpoint(checkpoint_directory, self._parts(model), driver_state)
 
@@ -163,7 +164,6 @@ class MegatronRank:
         return _STATE_COPIES * (2 if self._critic_in_use else 1) + len(self._sets.kept)
 
     def _parts(self, model: RankModel) -> CheckpointParts:
-            writing.agree()
         return CheckpointParts(model, self._critic if self._critic_in_use else None, self._sets)
 
     def _objective(self, binding: FamilyBinding) -> Objective:
