@@ -10,6 +10,7 @@ from atoll.api.teacher.v1 import teacher_service_pb2_grpc
 from atoll.common.channels import open_channel
 from atoll.common.errors import InternalError, InvalidInput
 from atoll.common.server import GrpcServer
+from atoll.common.token_map import Token, TokenKind, TokenMap
 from atoll.families.driver import ScoreRequest
 from atoll.trainer.retries import Patience
 from atoll.trainer.teacher_client import TeacherClient, scores_of
@@ -54,6 +55,52 @@ async def test_a_teacher_that_is_away_is_asked_again() -> None:
         scores = await asyncio.to_thread(teacher.score, [request("a", 1)])
     assert len(scores) == 1
     assert (servicer.away, servicer.bad) == (0, "")
+
+
+async def test_after_a_break_only_what_has_no_answer_is_sent_again() -> None:
+    async with client() as (servicer, teacher):
+        servicer.cut_after = [2, -1, 1]
+        names = [f"s{n}" for n in range(5)]
+        scores = await asyncio.to_thread(teacher.score, [request(name, n) for n, name in enumerate(names)])
+    assert [each.sampled_log_probs.tolist() for each in scores] == [[pytest.approx(-0.1 * n)] for n in range(5)]
+    # Two answers, then half of one, which does not count, then one, then the rest.
+    assert servicer.asked == [names, names[:3], names[:3], names[:2]]
+
+
+async def test_a_sequence_that_may_be_scored_later_is_sent_again_alone() -> None:
+    async with client() as (servicer, teacher):
+        servicer.bad, servicer.retryable = "b", 1
+        await asyncio.to_thread(teacher.score, [request("a", 1), request("b", 2), request("c", 3)])
+    assert servicer.asked == [["a", "b", "c"], ["b"]]
+
+
+async def test_an_answer_that_was_not_asked_for_is_a_defect() -> None:
+    async with client() as (servicer, teacher):
+        servicer.renames["a"] = "b"
+        with pytest.raises(InternalError, match="answered 'b', which was not asked for or has its answer"):
+            await asyncio.to_thread(teacher.score, [request("a", 1)])
+
+
+def tokens(**texts: str) -> TokenMap:
+    named = {"t0": "a", "t1": "b", "t2": "c"} | texts
+    return TokenMap(
+        {int(name[1:]): Token(int(name[1:]), text, TokenKind.TOKEN) for name, text in named.items()}, "null"
+    )
+
+
+async def test_a_teacher_of_the_students_tokenizer_is_taken_and_asked_for_it_before_every_batch() -> None:
+    async with client() as (servicer, teacher):
+        servicer.tokens = tokens()
+        await teacher.prove_tokenizer(tokens())
+        await asyncio.to_thread(teacher.score, [request("a", 1)])
+
+        servicer.tokens = tokens(t1="x")
+        waiting = asyncio.create_task(asyncio.to_thread(teacher.score, [request("b", 1)]))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        assert servicer.asked == [["a"]]
+        servicer.tokens = tokens()
+        assert len(await waiting) == 1
 
 
 async def stream(*pieces: Response) -> AsyncIterator[Response]:
