@@ -26,7 +26,9 @@ Shards = dict[str, Tensor]
 class WeightSets:
     """The sets of one model.
 
-    ``kept`` are part of every checkpoint. ``read`` are those of model directories, which hold their bytes.
+    ``kept`` are part of every checkpoint. ``read`` are those of model directories, which hold their bytes. A directory
+    of an artifact is named by the digest of what is in it, so a set stays right for as long as the same one is named,
+    over loads of other versions too.
     """
 
     kept: dict[str, Shards] = field(default_factory=dict)
