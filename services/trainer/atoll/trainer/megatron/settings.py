@@ -10,8 +10,8 @@ class ParallelLayout:
     """How many ranks share a model (``tensor`` x ``pipeline``) and a row (``context``), and how many copies split the
     rows (``data``).
 
-    Ranks are numbered as megatron-core does: tensor neighbours first, then context, data, pipeline. There is no sequence
-    parallelism: tensor neighbours each hold the activations of all tokens.
+    Ranks are numbered as megatron-core does: tensor neighbours first, then context, data, pipeline. There is no
+    sequence parallelism: tensor neighbours each hold the activations of all tokens.
     Example: ``ParallelLayout(tensor=2, data=1)``
     """
 
