@@ -69,6 +69,11 @@ class Calculator:
         pid: int = process.pid  # type: ignore[attr-defined]
         return pid
 
+    def listening_helper(self) -> str:
+        """The socket of such a manager."""
+        self.start_library_helper()
+        return str(self._manager.address)
+
 
 class Broken:
     """Cannot be built."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
-from atoll.trainer.workers.group import WorkerLost, WorkerPlace, WorkerPlan
+from atoll.trainer.workers.group import WorkerLost, WorkerPlan
 from atoll.trainer.workers.messages import Answer, Call, Raised, Start
 from atoll.trainer.workers.outcome import GRACE_S, RankFailed, log_tail, results_of
-from atoll.trainer.workers.scratch import Scratch
+from atoll.trainer.workers.ranks import Ranks
 
 
 class LocalWorkerGroup:
@@ -27,25 +27,16 @@ class LocalWorkerGroup:
     """
 
     def __init__(self, plan: WorkerPlan) -> None:
-        self._plan = plan
+        self._ranks = Ranks.prepare(plan)
         self._lock = threading.Lock()
         self._released = threading.Event()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._log_starts: list[int] = []
-        plan.log_directory.mkdir(parents=True, exist_ok=True)
-        self._scratch = Scratch.make(plan.log_directory.resolve())
         self._spawn()
-        # A file of its own makes the rendezvous: no port to clash with a group that starts beside this one.
-        rendezvous = f"file://{self._scratch.path}/rendezvous"
         try:
-            self._exchange(
-                [
-                    Start(plan.target, WorkerPlace(rank, plan.size, rendezvous, self._scratch.path), plan.arguments)
-                    for rank in range(plan.size)
-                ],
-                plan.start_timeout_s,
-            )
+            # A file of its own makes the rendezvous: no port to clash with a group that starts beside this one.
+            self._exchange(self._ranks.starts(f"file://{self._ranks.scratch.path}/rendezvous"), plan.start_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -53,13 +44,11 @@ class LocalWorkerGroup:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self._plan.size
+        return self._ranks.plan.size
 
     def call(self, method: str, arguments: Sequence[tuple[object, ...]], timeout_s: float) -> list[object]:
         """See `WorkerGroup.call`."""
-        if len(arguments) != self.size:
-            raise ValueError(f"{method}: expected arguments for {self.size} ranks, got {len(arguments)}")
-        return self._exchange([Call(method, each) for each in arguments], timeout_s)
+        return self._exchange(self._ranks.calls(method, arguments), timeout_s)
 
     def alive(self) -> bool:
         """True while every rank's process runs."""
@@ -86,11 +75,11 @@ class LocalWorkerGroup:
             connection.close()
         if not self._released.is_set():
             self._released.set()
-            self._scratch.remove()
+            self._ranks.remove()
 
     def log_path(self, rank: int) -> Path:
         """Where a rank's stdout and stderr go."""
-        return self._plan.log_directory / f"rank-{rank}.log"
+        return self._ranks.log_path(rank)
 
     def _spawn(self) -> None:
         # The kernel kills a child when the *thread* that started it ends, so the thread must live as long as the
@@ -116,9 +105,6 @@ class LocalWorkerGroup:
     def _spawn_rank(self, rank: int) -> subprocess.Popen[bytes]:
         ours, theirs = Pipe(duplex=True)
         self._connections.append(ours)
-        threads = str(max(1, (os.cpu_count() or 1) // self.size))
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= {"PYTHONUNBUFFERED": "1", "LOCAL_RANK": str(rank), **self._plan.environment}
         command = [sys.executable, "-m", "atoll.trainer.workers.process", str(theirs.fileno()), str(os.getpid())]
         with theirs, self.log_path(rank).open("ab") as log:
             self._log_starts.append(log.tell())
@@ -127,7 +113,7 @@ class LocalWorkerGroup:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**os.environ, **self._ranks.environment(rank)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

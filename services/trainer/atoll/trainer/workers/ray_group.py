@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from uuid import uuid4
 
 import psutil
 import ray
-from atoll.trainer.workers.group import WorkerLost, WorkerPlace, WorkerPlan
+from atoll.trainer.workers.group import WorkerLost, WorkerPlan
 from atoll.trainer.workers.messages import Answer, Call, Raised, Start
 from atoll.trainer.workers.outcome import GRACE_S, RankFailed, log_tail, results_of
+from atoll.trainer.workers.ranks import Ranks
 from atoll.trainer.workers.ray_actor import ActorPlace, RankActor
 from atoll.trainer.workers.ray_connection import RayConnection
-from atoll.trainer.workers.scratch import Scratch
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -40,7 +39,7 @@ class RayWorkerGroup:
     """
 
     def __init__(self, plan: WorkerPlan, address: str | None = None, namespace: str = "atoll") -> None:
-        self._plan = plan
+        self._ranks = Ranks.prepare(plan)
         self._lock = threading.Lock()
         self._closed = False
         self._actors: list[ActorHandle] = []
@@ -48,20 +47,16 @@ class RayWorkerGroup:
         self._processes: list[psutil.Process] = []
         """Those on this machine."""
         deadline = time.monotonic() + plan.start_timeout_s
-        plan.log_directory.mkdir(parents=True, exist_ok=True)
-        self._scratch = Scratch.make(plan.log_directory.resolve())
         try:
             self._connection = RayConnection(address, namespace, plan.size)
         except Exception as error:
-            self._scratch.remove()
+            self._ranks.remove()
             where = "a private Ray could not start" if address is None else f"Ray at {address} (RAY_ADDRESS) is no use"
             raise WorkerLost(0, f"was not started: {where}: {error}", "") from error
         try:
             self._start_actors(deadline)
             rendezvous = ray.get(self._actors[0].rendezvous.remote(), timeout=max(1.0, deadline - time.monotonic()))
-            places = [WorkerPlace(rank, plan.size, rendezvous, self._scratch.path) for rank in range(plan.size)]
-            starts = [Start(plan.target, place, plan.arguments) for place in places]
-            self._exchange(starts, max(1.0, deadline - time.monotonic()))
+            self._exchange(self._ranks.starts(rendezvous), max(1.0, deadline - time.monotonic()))
         except BaseException:
             self.close()
             raise
@@ -69,13 +64,11 @@ class RayWorkerGroup:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self._plan.size
+        return self._ranks.plan.size
 
     def call(self, method: str, arguments: Sequence[tuple[object, ...]], timeout_s: float) -> list[object]:
         """See `WorkerGroup.call`."""
-        if len(arguments) != self.size:
-            raise ValueError(f"{method}: expected arguments for {self.size} ranks, got {len(arguments)}")
-        return self._exchange([Call(method, each) for each in arguments], timeout_s)
+        return self._exchange(self._ranks.calls(method, arguments), timeout_s)
 
     def alive(self) -> bool:
         """True while every rank's process runs, as far as Ray knows; a call in progress notices what this does not."""
@@ -109,21 +102,20 @@ class RayWorkerGroup:
         self._closed = True
         self.kill()
         self._connection.close()
-        self._scratch.remove()
+        self._ranks.remove()
 
     def log_path(self, rank: int) -> Path:
         """Where a rank's stdout and stderr go, on the machine it runs on."""
-        return self._plan.log_directory.resolve() / f"rank-{rank}.log"
+        return self._ranks.log_path(rank)
 
     def _start_actors(self, deadline: float) -> None:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if 0 < gpus < self.size:
             raise WorkerLost(gpus, f"has no GPU: {self.size} ranks need one each and Ray has {gpus}", "")
-        threads = str(max(1, (os.cpu_count() or 1) // self.size))
-        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads), "PYTHONUNBUFFERED": "1"}
         # Ray shows an actor its own GPU alone, which is the first that it sees.
-        environment |= {"LOCAL_RANK": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= self._plan.environment
+        environment = self._ranks.environment(0)
+        if self._ranks.short is not None:
+            del environment["TMPDIR"]  # the other machines do not have it
         kind = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_restarts=0)(RankActor)
         group = uuid4().hex[:8]
         for rank in range(self.size):
@@ -133,7 +125,9 @@ class RayWorkerGroup:
             try:
                 place = ray.get(actor.place.remote(), timeout=max(0.0, deadline - time.monotonic()))
             except ray.exceptions.GetTimeoutError:
-                reason = f"was not placed within {self._plan.start_timeout_s:g} s; Ray has {ray.available_resources()}"
+                reason = (
+                    f"was not placed within {self._ranks.plan.start_timeout_s:g} s; Ray has {ray.available_resources()}"
+                )
                 raise WorkerLost(rank, f"{reason} free", "") from None
             except ray.exceptions.RayError as error:
                 raise WorkerLost(rank, f"was not started: {_what_ended_it(error)}", "") from error
