@@ -7,9 +7,10 @@ from atoll.common.errors import BadConfiguration, NotFound
 from atoll.registry import durable
 from atoll.registry.app import Registry
 from atoll.registry.settings import RegistrySettings
-from atoll.registry.types import Kind, utc_now
+from atoll.registry.types import Kind, Operation, utc_now
 
 from tests.registry.material import SCENARIO, content, seal, write_files
+from tests.registry.test_restoring import commit, restoring
 
 
 def execute(registry: Registry, statement: str, *values: object) -> None:
@@ -111,11 +112,59 @@ def test_a_database_elsewhere_or_a_lost_and_found_is_no_stranger(tmp_path: Path,
     assert Registry(moved).scenarios.get(SCENARIO).head == 0
 
 
-def test_a_lost_model_of_a_head_blocks_the_start(registry: Registry, settings: RegistrySettings) -> None:
+def test_a_head_whose_model_is_lost_blocks_the_start_when_nothing_is_left_to_restore(
+    registry: Registry, settings: RegistrySettings
+) -> None:
     digest = registry.chain.get(SCENARIO).content.model_digest
     durable.remove_tree(registry.artifacts.store.artifacts / digest)
-    with pytest.raises(BadConfiguration, match=f"lost the model of a head: support version 0: {digest}"):
+    for _ in range(2):  # nothing is marked by the refusal
+        with pytest.raises(
+            BadConfiguration, match=f"no version that could be restored is left: version 0 of support: {digest}"
+        ):
+            Registry(settings)
+
+
+def test_a_head_whose_model_is_lost_starts_while_a_durable_version_is_whole(
+    registry: Registry, settings: RegistrySettings
+) -> None:
+    one, live = commit(registry, 0), commit(registry, 1, live=True)
+    store = registry.artifacts.store
+    durable.remove_tree(store.artifacts / live.content.model_digest)
+    reopened = Registry(settings)
+    with pytest.raises(NotFound):
+        reopened.artifacts.get(live.content.model_digest)
+    recovered = reopened.chain.commit(restoring(Operation.RECOVERY, live, one))
+    assert (recovered.content.model_digest, str(recovered.weight_version)) == (one.content.model_digest, "2:3")
+    reopened.close()
+
+
+def test_a_lost_checkpoint_of_a_durable_head_leaves_the_one_before(
+    registry: Registry, settings: RegistrySettings
+) -> None:
+    one, two = commit(registry, 0), commit(registry, 1)
+    for digest in two.content.model_digest, two.content.checkpoint_digest:
+        assert digest is not None
+        durable.remove_tree(registry.artifacts.store.artifacts / digest)
+    reopened = Registry(settings)
+    assert reopened.sweeper.sweep() == ()
+    assert reopened.chain.commit(restoring(Operation.RECOVERY, two, one)).content.restores == 1
+    reopened.close()
+
+
+def test_a_head_that_lost_everything_but_its_base_model_goes_back_to_it(
+    registry: Registry, settings: RegistrySettings
+) -> None:
+    one, zero = commit(registry, 0), registry.chain.get(SCENARIO, number=0)
+    for digest in one.content.model_digest, one.content.checkpoint_digest:
+        assert digest is not None
+        durable.remove_tree(registry.artifacts.store.artifacts / digest)
+    reopened = Registry(settings)
+    recovered = reopened.chain.commit(restoring(Operation.RECOVERY, one, zero))
+    assert (recovered.content.model_digest, recovered.content.restores) == (zero.content.model_digest, 0)
+    durable.remove_tree(registry.artifacts.store.artifacts / zero.content.model_digest)
+    with pytest.raises(BadConfiguration, match="version 2 of support"):
         Registry(settings)
+    reopened.close()
 
 
 def test_other_lost_bytes_are_marked_removed(registry: Registry, settings: RegistrySettings) -> None:

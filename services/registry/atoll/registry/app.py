@@ -30,6 +30,7 @@ from atoll.registry.job_records import JobRecords
 from atoll.registry.lease_service import LeaseRpc
 from atoll.registry.leases import Leases
 from atoll.registry.migrate import migrate
+from atoll.registry.pins import Pins
 from atoll.registry.recovery import recover
 from atoll.registry.scenario_service import ScenarioRpc
 from atoll.registry.scenarios import Scenarios
@@ -67,7 +68,8 @@ class Registry:
         self.chain = Chain(self.database)
         self.leases = Leases(self.database)
         self.job_records = JobRecords(self.database)
-        self.sweeper = Sweeper(self.database, store, settings.keep_checkpoints)
+        self.sweeper = Sweeper(self.database, store, settings)
+        self.pins = Pins(self.database)
         self._create(settings.scenarios)
         self.sweeper.sweep()
 
@@ -101,7 +103,7 @@ class RegistryServer:
             VersionRpc(registry.chain, self._commits, self._committed), self._server.grpc
         )
         artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(
-            ArtifactRpc(registry.artifacts, self._threads), self._server.grpc
+            ArtifactRpc(registry.artifacts, registry.sweeper, registry.pins, self._threads), self._server.grpc
         )
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseRpc(registry.leases), self._server.grpc)
         job_record_service_pb2_grpc.add_JobRecordServiceServicer_to_server(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
+from pathlib import Path
 
 from atoll.api.registry.v1 import artifact_pb2
 from atoll.api.registry.v1 import artifact_service_pb2 as pb
@@ -14,18 +15,22 @@ from atoll.common.server import Context
 from atoll.common.tensors import CHUNK_BYTES
 from atoll.registry.artifacts import Artifacts
 from atoll.registry.messages import KIND_FROM_PROTO, artifact_message, manifest_files
-from atoll.registry.types import Artifact
+from atoll.registry.pins import Pins
+from atoll.registry.sweep import Sweeper
+from atoll.registry.types import Artifact, Kind
 
 
 class ArtifactRpc(ArtifactServiceServicer):
-    """Translates; `Artifacts` decides.
+    """Translates; `Artifacts`, `Sweeper` and `Pins` decide.
 
     store_threads: where bytes are hashed and synced. Not the threads of the database calls: a seal of many gigabytes
     must not hold up a commit.
     """
 
-    def __init__(self, artifacts: Artifacts, store_threads: Executor) -> None:
+    def __init__(self, artifacts: Artifacts, sweeper: Sweeper, pins: Pins, store_threads: Executor) -> None:
         self._artifacts = artifacts
+        self._sweeper = sweeper
+        self._pins = pins
         self._threads = store_threads
 
     async def StageArtifact(self, request: pb.StageArtifactRequest, context: Context) -> pb.StageArtifactResponse:
@@ -36,7 +41,7 @@ class ArtifactRpc(ArtifactServiceServicer):
                 f"kind is {request.kind}, expected ARTIFACT_KIND_MODEL or ARTIFACT_KIND_CHECKPOINT", field="kind"
             )
         loop = asyncio.get_running_loop()
-        location = await loop.run_in_executor(self._threads, self._artifacts.store.stage, staging_id, kind)
+        location = await loop.run_in_executor(self._threads, self._stage, staging_id, kind)
         return pb.StageArtifactResponse(staging_id=staging_id, location=str(location))
 
     async def SealArtifact(self, request: pb.SealArtifactRequest, context: Context) -> pb.SealArtifactResponse:
@@ -67,11 +72,36 @@ class ArtifactRpc(ArtifactServiceServicer):
             next_page_token="" if page.next_key is None else encode_page_token(page.next_key),
         )
 
+    async def PinVersion(self, request: pb.PinVersionRequest, context: Context) -> pb.PinVersionResponse:
+        await asyncio.to_thread(self._pins.set, request.scenario, request.number, pinned=request.pinned)
+        return pb.PinVersionResponse()
+
+    async def PlanRetention(self, request: pb.PlanRetentionRequest, context: Context) -> pb.PlanRetentionResponse:
+        planned = await asyncio.to_thread(self._sweeper.plan)
+        disk = self._sweeper.disk()
+        return pb.PlanRetentionResponse(
+            decisions=[
+                pb.RetentionDecision(
+                    digest=decision.artifact.digest,
+                    total_size=decision.artifact.total_size,
+                    remove=decision.remove,
+                    why=decision.why,
+                )
+                for decision in planned.decisions
+            ],
+            used_bytes=disk.capacity - disk.free,
+            capacity_bytes=disk.capacity,
+        )
+
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.ReadFileResponse]:
         stream = await asyncio.to_thread(self._artifacts.open_file, request.digest, request.path, request.offset)
         with stream:
             while chunk := await asyncio.to_thread(stream.read, CHUNK_BYTES):
                 yield pb.ReadFileResponse(chunk=chunk)
+
+    def _stage(self, staging_id: str, kind: Kind) -> Path:
+        self._sweeper.ensure_room(staging_id)
+        return self._artifacts.store.stage(staging_id, kind)
 
     def _message(self, artifact: Artifact) -> artifact_pb2.Artifact:
         return artifact_message(artifact, str(self._artifacts.store.files_of(artifact.digest)))

@@ -6,7 +6,10 @@ A digest's directory, its row, and what that means:
     yes        none       died between rename and row         verify, then write the row (or remove)
     yes        removed    died between row and rename         remove
     yes        removed    same, but sealed after the removal  verify, then revive the row
-    no         there      lost outside Atoll                  refuse when a head needs it, else mark removed
+    no         there      lost outside Atoll                  mark removed; refuse when a scenario has nothing left
+
+A scenario has something left while its head's model is there, or the model and checkpoint of a durable version: the
+trainer then commits a recovery.
 """
 
 import re
@@ -20,6 +23,8 @@ from atoll.common.names import check_id
 from atoll.registry import durable, manifest, tables
 from atoll.registry.artifacts import Artifacts
 from atoll.registry.database import Database
+from atoll.registry.retention import VersionBytes
+from atoll.registry.retention_facts import read_facts
 from atoll.registry.scenarios import IMPORT_AREA
 from atoll.registry.store import FILES, MANIFEST, UNFINISHED, Store
 from atoll.registry.types import utc_now
@@ -36,7 +41,8 @@ _SHOWN = 10
 def recover(database: Database, store: Store, artifacts: Artifacts, database_file: Path | None) -> None:
     """Brings store and database together. database_file: the SQLite file, which may lie in the store.
 
-    Raises BadConfiguration naming files that Atoll did not write, and heads whose model is gone; deletes neither.
+    Raises BadConfiguration naming files that Atoll did not write, and scenarios that have nothing left to restore;
+    deletes and marks nothing then.
     """
     allowed = set(_OWN)
     if database_file is not None and database_file.absolute().parent == store.root:
@@ -136,22 +142,27 @@ def _decide(store: Store, artifacts: Artifacts, digest: str) -> None:
 def _settle_lost(database: Database, lost: set[str]) -> None:
     if not lost:
         return
-    versions, scenarios = tables.versions, tables.scenarios
-    heads = (
-        sa.select(versions.c.scenario_id, versions.c.number, versions.c.model_digest)
-        .join(scenarios, scenarios.c.scenario_id == versions.c.scenario_id)
-        .where(versions.c.number == scenarios.c.head)
-    )
+    now = utc_now()
     with database.write() as connection:
-        needed = [row for row in connection.execute(heads) if row.model_digest in lost]
-        if needed:
-            names = ", ".join(f"{row.scenario_id} version {row.number}: {row.model_digest}" for row in needed)
-            raise BadConfiguration(
-                f"the store has lost the model of a head: {names}; restore these directories of artifacts/ from a "
-                "backup, or point ATOLL_REGISTRY_STORE at the right directory",
-                field="ATOLL_REGISTRY_STORE",
-            )
-        now = utc_now()
         for digest in sorted(lost):
             connection.execute(_ARTIFACTS.update().where(_ARTIFACTS.c.digest == digest).values(removed_at=now))
+        facts = read_facts(connection, free=0)
+        there = {artifact.digest for artifact in facts.artifacts}
+        heads: dict[str, VersionBytes] = {}
+        for version in facts.versions:
+            if version.scenario not in heads or heads[version.scenario].number < version.number:
+                heads[version.scenario] = version
+        headless = {head.scenario: head for head in heads.values() if head.model_digest not in there}
+        restorable = {v.scenario for v in facts.versions if v.is_durable and there.issuperset(v.digests)}
+        stuck = [head for name, head in sorted(headless.items()) if name not in restorable]
+        if stuck:
+            names = ", ".join(f"{head}: {head.model_digest}" for head in stuck)
+            raise BadConfiguration(
+                f"the store has lost the model of a head, and no version that could be restored is left: {names}; "
+                "restore these directories of artifacts/ from a backup, or point ATOLL_REGISTRY_STORE at the right "
+                "directory",
+                field="ATOLL_REGISTRY_STORE",
+            )
     log.warning("artifacts lost outside Atoll, marked removed", digests=sorted(lost))
+    for head in headless.values():
+        log.warning("the head has no model: engines cannot load it until the trainer recovers", version=str(head))

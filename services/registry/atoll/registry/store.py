@@ -9,12 +9,13 @@
 Nothing here knows the database: `artifacts.py` keeps the two in step, `recovery.py` after a crash.
 """
 
+import math
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from atoll.api.errors.v1 import errors_pb2
@@ -29,6 +30,10 @@ FILES = "files"
 MANIFEST = "manifest.json"
 UNFINISHED = ".new-"
 """Prefix of a staging area that is being made; ids cannot begin with a dot."""
+
+
+IDLE_STAGING = timedelta(hours=6)
+"""A writer adds to its area all the time until it seals it: one that did not for so long is dead."""
 
 
 class ManifestRecord(BaseModel):
@@ -102,6 +107,17 @@ class Store:
         with self.lock():
             self._to_trash(self.staging / staging_id)
         self.empty_trash()
+
+    def drop_idle_staging(self, now: datetime) -> bool:
+        """Takes away staging areas that nobody wrote to for IDLE_STAGING; whether there were any. Then
+        `empty_trash()`."""
+        oldest = (now - IDLE_STAGING).timestamp()
+        idle = [area for area in self.staging.iterdir() if _last_change(area) < oldest]
+        for area in idle:
+            with self.lock():
+                if _last_change(area) < oldest:
+                    self._to_trash(area)
+        return bool(idle)
 
     @contextmanager
     def open_staging(self, staging_id: str) -> Iterator[StagingArea | None]:
@@ -201,6 +217,17 @@ def staging_not_found(staging_id: str) -> NotFound:
         reason=errors_pb2.REASON_STAGING_NOT_FOUND,
         field="staging_id",
     )
+
+
+def _last_change(area: Path) -> float:
+    """When anything below it last changed, seconds since 1970; for one that vanishes meanwhile: now or later."""
+    try:
+        newest = area.lstat().st_mtime
+        for folder, folders, names in os.walk(area):
+            newest = max([newest, *(Path(folder, name).lstat().st_mtime for name in [*folders, *names])])
+    except FileNotFoundError:
+        return math.inf
+    return newest
 
 
 def _drop_empty_folders(root: Path) -> None:

@@ -135,3 +135,11 @@ jobs = sa.Table(
     sa.UniqueConstraint("scenario_id", "position", name="one_job_per_position"),
     sa.Index("jobs_by_phase", "phase", "scenario_id", "position"),
 )
+
+pins = sa.Table(
+    "pins",
+    metadata,
+    sa.Column("scenario_id", sa.String(63), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.ForeignKeyConstraint(["scenario_id", "number"], ["versions.scenario_id", "versions.number"]),
+)

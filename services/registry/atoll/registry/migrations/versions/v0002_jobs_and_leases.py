@@ -1,4 +1,4 @@
-"""Leases, job records, what a version restores and the token it was committed under."""
+"""Leases, job records, pins, what a version restores and the token it was committed under."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -45,6 +45,12 @@ def upgrade() -> None:
         sa.UniqueConstraint("scenario_id", "position", name="one_job_per_position"),
     )
     op.create_index("jobs_by_phase", "jobs", ["phase", "scenario_id", "position"])
+    op.create_table(
+        "pins",
+        sa.Column("scenario_id", sa.String(63), primary_key=True),
+        sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.ForeignKeyConstraint(["scenario_id", "number"], ["versions.scenario_id", "versions.number"]),
+    )
     _record_committed_jobs(jobs)
 
 
