@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from atoll.common.errors import AtollError, InternalError, InvalidInput
 from atoll.common.renderer import TOKENIZER_FILES, Renderer
+from tokenizers import Tokenizer
 
 LIMIT = 2048
 
@@ -172,3 +174,60 @@ def test_model_files_that_cannot_work_are_named(tiny_models: Path) -> None:
     del files["chat_template.jinja"]
     with pytest.raises(InternalError, match="no chat template"):
         Renderer.from_files(files)
+
+
+END = 2
+QUESTION = {"role": "user", "content": "Say hello."}
+FOLLOW_UP = {"role": "user", "content": "And now?"}
+
+
+def spelled(files: Mapping[str, bytes], text: str) -> list[int]:
+    """A token for every letter, as no tokenizer writes it and a model may well sample it."""
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    return [tokenizer.encode(letter).ids[0] for letter in text]
+
+
+@pytest.mark.parametrize("template", [None, CHATML], ids=["own", "chatml"])
+def test_a_later_prompt_begins_with_the_ids_of_the_earlier_turn_whatever_its_text_would_become(
+    tiny_models: Path, tmp_path: Path, template: str | None
+) -> None:
+    files = files_in(model_with(tmp_path, tiny_models / "student", template))
+    renderer, reply = Renderer.from_files(files), [*spelled(files, "hello"), END]
+    assert renderer.reads(reply, "hello")
+    messages = [QUESTION, {"role": "assistant", "content": "hello"}, FOLLOW_UP]
+    earlier = [*renderer.render([QUESTION], LIMIT), *reply]
+    extended = renderer.extend(earlier, messages, 1, LIMIT)
+    assert extended is not None and extended[: len(earlier)] == earlier
+    canonical = renderer.render(messages, LIMIT)
+    new = extended[len(earlier) :]
+    assert canonical[-len(new) :] == new, "what is new is rendered as ever"
+    assert len(canonical) < len(extended), "the reply's own text would be fewer tokens"
+
+
+def test_a_reply_that_was_cut_gets_the_end_that_it_lacks(tiny_models: Path) -> None:
+    files = files_in(tiny_models / "student")
+    renderer, reply = Renderer.from_files(files), spelled(files, "hello")
+    messages = [QUESTION, {"role": "assistant", "content": "hello"}, FOLLOW_UP]
+    cut = renderer.extend(reply, messages, 1, LIMIT)
+    ended = renderer.extend([*reply, END], messages, 1, LIMIT)
+    assert cut == ended and cut is not None and cut.count(END) == 2, "one after each turn"
+
+
+def test_a_template_that_does_not_keep_the_reply_extends_nothing(tiny_models: Path, tmp_path: Path) -> None:
+    forgetful = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}!"
+    renderer = Renderer.from_files(files_in(model_with(tmp_path, tiny_models / "student", forgetful)))
+    assert renderer.extend([72], [QUESTION, {"role": "assistant", "content": "b"}], 1, LIMIT) is None
+
+
+def test_an_extended_prompt_that_does_not_fit_is_refused(tiny_models: Path) -> None:
+    renderer = Renderer.from_files(files_in(tiny_models / "student"))
+    with pytest.raises(AtollError) as refusal:
+        renderer.extend([72] * LIMIT, [QUESTION, {"role": "assistant", "content": "b"}], 1, LIMIT)
+    assert refusal.value.code == "sequence_too_long"
+
+
+def test_a_reply_whose_text_lost_a_stop_string_is_told_from_one_that_is_whole(tiny_models: Path) -> None:
+    files = files_in(tiny_models / "student")
+    renderer, ids = Renderer.from_files(files), spelled(files, "fourEND")
+    assert renderer.reads(ids, "fourEND") and renderer.reads([*ids, END], "fourEND\n")
+    assert not renderer.reads(ids, "four")

@@ -18,6 +18,8 @@ SCENARIOS = {
     "other": GRPO,
     # Its family learns from what is recorded beside the sampled tokens.
     "judged": ("openclawrl", {"top_k": FAMILY_TOP_K}),
+    # A report on it is a batch, of as many turns as it names.
+    "tuned": ("sft", {"batch_size": 1}),
 }
 
 

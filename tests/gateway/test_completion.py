@@ -48,4 +48,4 @@ def test_a_reply_without_an_end_makes_no_sample() -> None:
     completion = Completion(0, "4f0c", ())
     completion.add(chunk("so"))
     with pytest.raises(InternalError, match="has no end"):
-        completion.sample("demo", {}, [1], SamplingParams(max_new_tokens=1), datetime.now(UTC))
+        completion.sample("demo", {}, [], [1], SamplingParams(max_new_tokens=1), datetime.now(UTC))

@@ -9,6 +9,8 @@ import aiohttp
 import numpy as np
 import pytest
 from atoll.gateway.records import PackedSample
+from atoll.gateway.sample_packing import unpack_tensors
+from atoll.gateway.trajectory import Turn, joined, trajectories
 from numpy.typing import NDArray
 
 from tests.engines import VOCAB_SIZE, RunningEngine
@@ -150,3 +152,27 @@ async def test_prompts_up_to_the_context_are_answered_or_refused_and_the_engine_
             answered.append(length)
     assert 1900 in answered and not {2048, 3000} & set(answered)
     assert (await real.chat(max_tokens=3)).status == 200
+
+
+async def test_a_row_of_two_turns_has_the_models_own_log_probs_wherever_it_is_trained(
+    real: HttpGateway, student_engine: RunningEngine
+) -> None:
+    extended = 0
+    for number in range(8):
+        question = {"role": "user", "content": f"Question {number}?"}
+        first = await real.chat(messages=[question], max_tokens=8)
+        reply = {"role": "assistant", "content": first.body["choices"][0]["message"]["content"]}
+        second = await real.chat(messages=[question, reply, {"role": "user", "content": "And now?"}], max_tokens=8)
+        turns = [await real.sample(answer.headers["x-atoll-receipt"]) for answer in (first, second)]
+        tensors = [unpack_tensors(turn) for turn in turns]
+        sides = [Turn(t.token_ids, p.sample.prompt_length, 1.0) for t, p in zip(tensors, turns, strict=True)]
+        if trajectories(sides) != (0, 0):
+            continue  # half a character at the end of a reply is no text that a client could send back
+        extended += 1
+        row = joined(turns)
+        prompt, response, recorded = ids_and_log_probs(row)
+        trained = unpack_tensors(row).loss_mask == 1
+        expected = log_probs_of(student_engine.model_path, prompt, response, 1.0)
+        worst = float(np.abs(expected - np.array(recorded))[trained].max())
+        assert worst < 1e-4, f"largest difference {worst}"
+    assert extended >= 4, "most replies are text"

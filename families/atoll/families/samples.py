@@ -33,6 +33,8 @@ class SampleView:
     """[R, K] the engine's most likely ids, most likely first, where they were captured; -1 where a token has none."""
     top_k_log_probs: Float32 | None = None
     """[R, K] their log-probs, of the same distribution as `log_probs`; -inf where the id is -1."""
+    turns: tuple[str, ...] = ()
+    """Ids of the samples that a trajectory is made of, its own first; empty for a sample that stands alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

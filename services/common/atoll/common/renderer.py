@@ -23,6 +23,10 @@ TOKENIZER_FILES = (
 )
 """Files of a MODEL artifact that rendering reads; only tokenizer.json and config.json must be there."""
 
+_PLACE = "\ue000the reply\ue001"
+"""Stands for a reply while the template says what comes after it: two characters that no text has, and no space at its
+ends, which templates cut."""
+
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -72,11 +76,34 @@ class Renderer:
 
         Raises InvalidInput when the template refuses the messages, AtollError(SEQUENCE_TOO_LONG).
         """
-        text = self._template.render(messages)
+        return self._checked(self._encoded(self._template.render(messages), limit), limit)
+
+    def extend(self, earlier: Sequence[int], messages: Sequence[Message], turn: int, limit: int) -> list[int] | None:
+        """The prompt whose first ids are those of an earlier turn: its prompt and the reply that `messages[turn]` is.
+
+        Only what the template writes after that reply is tokenized. An end token that the reply already has is not
+        written twice. None when the template does not write the reply in one place. Raises what `render` does.
+        """
+        placed = [*messages[:turn], {**messages[turn], "content": _PLACE}, *messages[turn + 1 :]]
+        _, found, after = self._template.render(placed).partition(_PLACE)
+        if not found or _PLACE in after:
+            return None
+        last = self._tokenizer.get_added_tokens_decoder().get(earlier[-1])
+        if last is not None and last.special:
+            after = after.removeprefix(last.content)
+        return self._checked([*earlier, *self._encoded(after, limit)], limit)
+
+    def reads(self, ids: Sequence[int], text: str) -> bool:
+        """Whether a reply's ids are the text, but for white space at its ends: a stop string cuts the text alone."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True)).strip() == text.strip()
+
+    def _encoded(self, text: str, limit: int) -> list[int]:
         # Megabytes without a space take a tokenizer minutes: what cannot fit is refused unseen.
         if len(text) > limit * self._longest_token:
             raise _too_long(f"at least {-(-len(text) // self._longest_token)}", limit)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _checked(self, ids: list[int], limit: int) -> list[int]:
         if not ids:
             raise InvalidInput("the messages render to no tokens at all", field="messages")
         if len(ids) >= limit:

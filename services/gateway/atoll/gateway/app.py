@@ -6,6 +6,7 @@ import orjson
 from atoll.gateway.assembly import Gateway
 from atoll.gateway.chat import ChatAnswerer
 from atoll.gateway.chat_request import ChatPreparer
+from atoll.gateway.conversations import Conversations
 from atoll.gateway.engine_pool import EnginePool
 from atoll.gateway.http_errors import install_error_handlers
 from atoll.gateway.jobs import Jobs, RollbackRequest, job_as_json
@@ -31,6 +32,7 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
         gateway.receipts,
         registry,
         Renderers(registry),
+        Conversations(gateway.database),
         engines,
         settings.default_scenario,
         settings.capture_top_k,

@@ -1,13 +1,16 @@
 """From an HTTP body to a chat that nothing speaks against. Every refusal of a chat request happens here."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from atoll.api.errors.v1 import errors_pb2
+from atoll.common.chat_template import Message
 from atoll.common.engine_types import SamplingParams
 from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
 from atoll.common.renderer import Renderer
+from atoll.gateway.conversations import Conversations, EarlierTurn
 from atoll.gateway.engine_pool import EnginePool
 from atoll.gateway.head import Head
 from atoll.gateway.openai_schema import ChatRequest
@@ -34,7 +37,7 @@ RENDER_IN_THREAD_BYTES = 32 << 10
 
 @dataclass(frozen=True)
 class Chat:
-    """A checked request. Example: Chat("math", request, {"messages": [...]}, [5, 6], SamplingParams(64), 1024,
+    """A checked request. Example: Chat("math", request, {"messages": [...]}, [...], [5, 6], SamplingParams(64), 1024,
     top_k=0, receipts=("4f0c...",), head=Head(3, "1:3", frozenset({"1:3"})), pinned=None, strangers=frozenset(),
     created_at=now)"""
 
@@ -42,6 +45,8 @@ class Chat:
     request: ChatRequest
     body: JsonObject
     """As received, for the record."""
+    messages: list[Message]
+    """As the template saw them."""
     prompt_ids: list[int]
     params: SamplingParams
     vocabulary_size: int
@@ -67,6 +72,7 @@ class ChatPreparer:
         receipts: Receipts,
         registry: RegistryReader,
         renderers: Renderers,
+        conversations: Conversations,
         engines: EnginePool,
         default_scenario: str | None,
         capture_top_k: int,
@@ -76,6 +82,7 @@ class ChatPreparer:
         self._receipts = receipts
         self._registry = registry
         self._renderers = renderers
+        self._conversations = conversations
         self._engines = engines
         self._default_scenario = default_scenario
         self._capture_top_k = capture_top_k
@@ -90,11 +97,13 @@ class ChatPreparer:
         pinned = None if choice.number is None else await self._served(choice)
         renderer = await self._renderers.get(scenario)
         limit = min(renderer.context_length, await self._engines.context_length() or renderer.context_length)
-        prompt_ids = await _rendered(renderer, request, limit - ENGINE_RESERVE + 1, len(raw))
+        messages: list[Message] = [message.template_message for message in request.messages]
+        prompt_ids = await self._prompt(scenario, renderer, messages, limit - ENGINE_RESERVE + 1, len(raw))
         return Chat(
             scenario=scenario,
             request=request,
             body=body,
+            messages=messages,
             prompt_ids=prompt_ids,
             params=_sampling(request, len(prompt_ids), limit, renderer.vocabulary_size),
             vocabulary_size=renderer.vocabulary_size,
@@ -105,6 +114,20 @@ class ChatPreparer:
             strangers=await self._strangers.among(self._engines.engines, scenario),
             created_at=datetime.now(UTC),
         )
+
+    async def _prompt(
+        self, scenario: str, renderer: Renderer, messages: Sequence[Message], limit: int, size: int
+    ) -> list[int]:
+        """The earlier turn's own ids and what is new, when the messages go on from a sample; else all rendered anew."""
+
+        def render(earlier: EarlierTurn | None) -> list[int]:
+            extended = None if earlier is None else earlier.extended(renderer, messages, limit)
+            return renderer.render(messages, limit) if extended is None else extended
+
+        earlier = await self._conversations.earlier(scenario, messages)
+        if size > RENDER_IN_THREAD_BYTES:
+            return await asyncio.to_thread(render, earlier)
+        return render(earlier)
 
     async def _top_k(self, scenario: str, vocabulary_size: int) -> int:
         """What the family or the deployment wants, whichever is more; the whole vocabulary is all there is."""
@@ -128,13 +151,6 @@ class ChatPreparer:
                 field=choice.field,
             )
         return wanted
-
-
-async def _rendered(renderer: Renderer, request: ChatRequest, limit: int, size: int) -> list[int]:
-    messages = [message.template_message for message in request.messages]
-    if size > RENDER_IN_THREAD_BYTES:
-        return await asyncio.to_thread(renderer.render, messages, limit)
-    return renderer.render(messages, limit)
 
 
 def _sampling(request: ChatRequest, prompt_length: int, limit: int, vocabulary_size: int) -> SamplingParams:

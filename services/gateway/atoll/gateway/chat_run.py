@@ -72,7 +72,9 @@ class ChatRun:
         for completion in completions:
             if completion.index not in self._recordings:
                 chat = self.chat
-                sample = completion.sample(chat.scenario, chat.body, chat.prompt_ids, chat.params, chat.created_at)
+                sample = completion.sample(
+                    chat.scenario, chat.body, chat.messages, chat.prompt_ids, chat.params, chat.created_at
+                )
                 self._recordings[completion.index] = asyncio.create_task(self._writer.record(sample))
         # The client may leave in between, and abandon() then waits for the same recordings.
         await asyncio.gather(*(asyncio.shield(self._recordings[completion.index]) for completion in completions))

@@ -1,13 +1,16 @@
 """One choice of an answer: gathered from the engine's chunks, recorded as one sample."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
 from atoll.api.errors.v1 import errors_pb2
+from atoll.common.chat_template import Message
 from atoll.common.engine_types import Finish, FinishReason, GenerationChunk, SamplingParams
 from atoll.common.errors import InternalError
 from atoll.families.rows import VersionSpan
+from atoll.gateway.conversations import conversation_key
 from atoll.gateway.records import JsonObject, NewSample
 
 
@@ -57,9 +60,15 @@ class Completion:
         return spans[-1].weight_version if spans else None
 
     def sample(
-        self, scenario: str, request: JsonObject, prompt_ids: list[int], params: SamplingParams, created_at: datetime
+        self,
+        scenario: str,
+        request: JsonObject,
+        messages: Sequence[Message],
+        prompt_ids: list[int],
+        params: SamplingParams,
+        created_at: datetime,
     ) -> NewSample:
-        """The sample, all of whose response tokens are trained on.
+        """The sample, all of whose response tokens are trained on. messages: as the template saw them.
 
         Raises InternalError(ENGINE_PROTOCOL) when the engine never said how the reply ended.
         """
@@ -91,6 +100,7 @@ class Completion:
             created_at=created_at,
             sampling=sampling,  # type: ignore[arg-type]
             aborted=self.aborted,
+            conversation=conversation_key([*messages, {"role": "assistant", "content": self.text}]),
             top_k_ids=np.concatenate([each.ids for each in captured]) if captured else None,
             top_k_log_probs=np.concatenate([each.log_probs for each in captured]) if captured else None,
         )

@@ -71,6 +71,8 @@ class NewSample:
     """[R, K] -inf where not captured"""
     aborted: bool = False
     """The client went away: trained only when somebody reports on it."""
+    conversation: str | None = None
+    """Digest of the messages and the reply (conversations.py), under which a request that goes on finds this sample."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict, InvalidInput
 from atoll.common.structs import check_depth, check_json, normalized
@@ -14,6 +15,7 @@ from atoll.gateway.records import NewReport, SampleState
 from atoll.gateway.sample_packing import unpack_spans
 from atoll.gateway.sample_store import absent_receipt
 from atoll.gateway.tables import NO_JOB, report_receipts, sample_claims, samples
+from atoll.gateway.trajectory import Turn, trajectories
 from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
@@ -58,8 +60,19 @@ def checked_report(report: NewReport) -> NewReport:
     )
 
 
-def reportable_versions(connection: Connection, receipts: Receipts, report: NewReport) -> tuple[str, ...]:
-    """The producing weight version of each receipt, the oldest of its spans.
+@dataclass(frozen=True, slots=True)
+class Reportable:
+    """A receipt that takes the report. Example: Reportable("4f0c...", "1:3", trajectory=0)"""
+
+    receipt: str
+    weight_version: str
+    """The oldest of its spans."""
+    trajectory: int
+    """Receipts with the same number are turns of one row."""
+
+
+def reportable(connection: Connection, receipts: Receipts, report: NewReport) -> tuple[Reportable, ...]:
+    """The samples of a report, in its order.
 
     Raises NotFound(RECEIPT_NOT_FOUND), Conflict(RECEIPT_NOT_RECORDED, ALREADY_CONSUMED, SAMPLE_NOT_EXACT),
     InvalidInput(REPORT_REFUSED).
@@ -74,7 +87,24 @@ def reportable_versions(connection: Connection, receipts: Receipts, report: NewR
         _refuse_untrainable(row)
         spans = unpack_spans(row.spans)
         versions.append(min((span.weight_version for span in spans), key=WeightVersion.parse))
-    return tuple(versions)
+    numbers = _trajectories(connection, report.receipts)
+    return tuple(map(Reportable, report.receipts, versions, numbers))
+
+
+def _trajectories(connection: Connection, receipts: Sequence[str]) -> tuple[int, ...]:
+    if len(receipts) == 1:
+        return (0,)
+    own = samples.c
+    query = select(own.receipt, own.tensors, own.prompt_length, own.response_length, own.temperature)
+    turns = {
+        row.receipt: Turn(
+            np.frombuffer(row.tensors, "<i4", row.prompt_length + row.response_length),
+            row.prompt_length,
+            row.temperature,
+        )
+        for row in connection.execute(query.where(own.receipt.in_(receipts)))
+    }
+    return trajectories([turns[receipt] for receipt in receipts])
 
 
 @dataclass(frozen=True, slots=True)

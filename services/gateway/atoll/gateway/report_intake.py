@@ -7,7 +7,7 @@ create() -> replayed? -> receipts pending? -> family's contract -> stored -> fam
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 import structlog
@@ -19,7 +19,7 @@ from atoll.gateway.head import Head
 from atoll.gateway.pending_reports import PendingReports
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import NewReport, Report, ReportAnswer
-from atoll.gateway.report_checks import checked_report, reportable_versions
+from atoll.gateway.report_checks import Reportable, checked_report, reportable
 from atoll.gateway.request_replay import FirstAnswer, RequestKey, body_digest, first_answer, keep_answer
 from atoll.gateway.sample_store import receipts_of
 from atoll.gateway.scenarios import BoundScenario
@@ -106,7 +106,7 @@ class ReportIntake:
         known = first_answer(connection, key, now)
         if known is not None:
             return ReportAnswer(_read_report(connection, known.report_id), known.job_id, known.settled), False
-        versions = reportable_versions(connection, self._receipts, report)
+        members = reportable(connection, self._receipts, report)
         recorded = Report(
             scenario=report.scenario,
             report_id=new_id(),
@@ -117,11 +117,11 @@ class ReportIntake:
             # As it is stored, so that the answer and a later reading agree.
             created_at=moment_of(microseconds(now)),
         )
-        bound.family.batching.validate(_view(recorded, versions))
+        bound.family.batching.validate(_view(recorded, members))
         head = self._head(report.scenario)
         # Before the new one is among them: what is left over must not take it along.
         settle_outdated(connection, bound, self._pending.read(connection, report.scenario), head)
-        _store_report(connection, recorded, versions)
+        _store_report(connection, recorded, members)
         formed = form_batches(connection, bound, self._pending.read(connection, report.scenario), head, now)
         job_id = next((b.job_id for b in formed.batches if any(r.report_id == recorded.report_id for r in b.rows)), "")
         settled = formed.settled.get(recorded.report_id)
@@ -129,7 +129,7 @@ class ReportIntake:
         return ReportAnswer(recorded, job_id, settled), bool(formed.batches)
 
 
-def _view(report: Report, versions: tuple[str, ...]) -> ReportView:
+def _view(report: Report, members: Sequence[Reportable]) -> ReportView:
     return ReportView(
         report_id=report.report_id,
         receipts=report.receipts,
@@ -137,11 +137,11 @@ def _view(report: Report, versions: tuple[str, ...]) -> ReportView:
         created_at=report.created_at,
         feedback=report.feedback,
         metadata=report.metadata,
-        weight_versions=versions,
+        weight_versions=tuple(member.weight_version for member in members),
     )
 
 
-def _store_report(connection: Connection, report: Report, versions: tuple[str, ...]) -> None:
+def _store_report(connection: Connection, report: Report, members: Sequence[Reportable]) -> None:
     connection.execute(
         insert(reports).values(
             {
@@ -158,8 +158,14 @@ def _store_report(connection: Connection, report: Report, versions: tuple[str, .
     connection.execute(
         insert(report_receipts),
         [
-            {"receipt": receipt, "report_id": report.report_id, "ordinal": ordinal, "weight_version": version}
-            for ordinal, (receipt, version) in enumerate(zip(report.receipts, versions, strict=True))
+            {
+                "receipt": member.receipt,
+                "report_id": report.report_id,
+                "ordinal": ordinal,
+                "weight_version": member.weight_version,
+                "trajectory": member.trajectory,
+            }
+            for ordinal, member in enumerate(members)
         ],
     )
 

@@ -73,4 +73,5 @@ def row_header(row: ReportedPackedSample) -> sample_service_pb2.RowHeader:
         sample=sample_message(row.packed.sample),
         reports=[report_message(report) for report in row.reports],
         tensors=tensor_specs(row.packed.sample),
+        receipts=row.receipts,
     )

@@ -1,16 +1,18 @@
 """How a sample stands in the database: plain columns, and its tensors as the bytes that go on the wire."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
+import numpy as np
 import orjson
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.tensor.v1 import tensor_pb2
 from atoll.common.errors import InternalError, InvalidInput
 from atoll.common.structs import check_depth
-from atoll.families.rows import VersionSpan
+from atoll.families.rows import Float32, Int32, UInt8, VersionSpan
 from atoll.gateway.database import microseconds, moment_of
-from atoll.gateway.records import NewSample, Sample, SampleState
+from atoll.gateway.records import NewSample, PackedSample, Sample, SampleState
 from atoll.gateway.tables import sample_claims, samples
 from sqlalchemy import Row
 from sqlalchemy.sql import ColumnElement
@@ -34,21 +36,67 @@ class SampleRow(TypedDict):
     request: str
     text: str
     tensors: bytes
+    conversation: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTensors:
+    """The arrays of a sample or a row, in the order in which their bytes are stored."""
+
+    token_ids: Int32
+    """[P + R]"""
+    loss_mask: UInt8
+    """[R]"""
+    log_probs: Float32
+    """[R]"""
+    top_k_ids: Int32 | None = None
+    """[R, K]"""
+    top_k_log_probs: Float32 | None = None
+    """[R, K]"""
+
+
+def pack_tensors(tensors: SampleTensors) -> bytes:
+    """Little-endian, no padding."""
+    parts = [
+        tensors.token_ids.astype("<i4", copy=False).tobytes(),
+        tensors.loss_mask.tobytes(),
+        tensors.log_probs.astype("<f4", copy=False).tobytes(),
+    ]
+    if tensors.top_k_ids is not None and tensors.top_k_log_probs is not None:
+        parts.append(tensors.top_k_ids.astype("<i4", copy=False).tobytes())
+        parts.append(tensors.top_k_log_probs.astype("<f4", copy=False).tobytes())
+    return b"".join(parts)
+
+
+def unpack_tensors(packed: PackedSample) -> SampleTensors:
+    """Views on the stored bytes, which `check_size` has accepted."""
+    sample, data = packed.sample, packed.tensors
+    response, k = sample.response_length, sample.top_k
+    total = sample.prompt_length + response
+    mask_at = 4 * total
+    log_probs_at = mask_at + response
+    ids_at = log_probs_at + 4 * response
+    candidates_at = ids_at + 4 * response * k
+    return SampleTensors(
+        token_ids=np.frombuffer(data, "<i4", total),
+        loss_mask=np.frombuffer(data, "u1", response, offset=mask_at),
+        log_probs=np.frombuffer(data, "<f4", response, offset=log_probs_at),
+        top_k_ids=np.frombuffer(data, "<i4", response * k, offset=ids_at).reshape(response, k) if k else None,
+        top_k_log_probs=np.frombuffer(data, "<f4", response * k, offset=candidates_at).reshape(response, k)
+        if k
+        else None,
+    )
 
 
 def pack(sample: NewSample) -> SampleRow:
     """The row of a checked sample. Raises InvalidInput for a request that no message could carry."""
-    parts: list[bytes] = [
-        sample.prompt_ids.astype("<i4", copy=False).tobytes(),
-        sample.response_ids.astype("<i4", copy=False).tobytes(),
-        sample.loss_mask.tobytes(),
-        sample.log_probs.astype("<f4", copy=False).tobytes(),
-    ]
-    top_k = 0
-    if sample.top_k_ids is not None and sample.top_k_log_probs is not None:
-        top_k = sample.top_k_ids.shape[1]
-        parts.append(sample.top_k_ids.astype("<i4", copy=False).tobytes())
-        parts.append(sample.top_k_log_probs.astype("<f4", copy=False).tobytes())
+    tensors = SampleTensors(
+        np.concatenate([sample.prompt_ids, sample.response_ids]),
+        sample.loss_mask,
+        sample.log_probs,
+        sample.top_k_ids,
+        sample.top_k_log_probs,
+    )
     check_depth(dict(sample.request), "messages")
     try:
         sample.text.encode()
@@ -61,7 +109,7 @@ def pack(sample: NewSample) -> SampleRow:
         created_us=microseconds(sample.created_at),
         prompt_length=len(sample.prompt_ids),
         response_length=len(sample.response_ids),
-        top_k=top_k,
+        top_k=0 if sample.top_k_ids is None else sample.top_k_ids.shape[1],
         temperature=sample.temperature,
         exact=sample.exact,
         aborted=sample.aborted,
@@ -70,7 +118,8 @@ def pack(sample: NewSample) -> SampleRow:
         sampling=sampling,
         request=request,
         text=sample.text,
-        tensors=b"".join(parts),
+        tensors=pack_tensors(tensors),
+        conversation=sample.conversation,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, Conflict, NotFound
@@ -12,6 +13,7 @@ from atoll.gateway.receipts import Receipts, is_receipt
 from atoll.gateway.records import PackedSample, Report, Sample, SampleState
 from atoll.gateway.sample_packing import check_size, sample_columns, unpack
 from atoll.gateway.tables import batch_rows, batches, report_receipts, reports, sample_claims, samples
+from atoll.gateway.trajectory import joined
 from sqlalchemy import Connection, Select, select
 
 PAGE_BYTES = 1 << 20
@@ -27,6 +29,8 @@ class ReportedPackedSample:
 
     packed: PackedSample
     reports: tuple[Report, ...]
+    receipts: tuple[str, ...]
+    """The samples that it is made of: its own, or the turns of a trajectory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +66,7 @@ class SampleStore:
                 found = _read_sample(connection, receipt)
                 if found is None or found.sample.scenario != scenario:
                     raise absent_receipt(self._receipts, scenario, receipt)
-                return ReportedPackedSample(found, tuple(_reports_about(connection, receipt)))
+                return ReportedPackedSample(found, tuple(_reports_about(connection, receipt)), (receipt,))
 
         return await asyncio.to_thread(read)
 
@@ -88,7 +92,7 @@ class SampleStore:
     async def open_batch(self, job_id: str) -> OpenedBatch:
         """Raises NotFound(JOB_NOT_FOUND)."""
 
-        def read() -> tuple[str, list[str]]:
+        def read() -> tuple[str, list[tuple[str, ...]]]:
             with self._database.reading() as connection:
                 scenario = connection.scalar(select(batches.c.scenario).where(batches.c.job_id == job_id))
                 if scenario is None:
@@ -97,15 +101,15 @@ class SampleStore:
                         reason=errors_pb2.REASON_JOB_NOT_FOUND,
                         field="job_id",
                     )
-                order = select(batch_rows.c.receipt).where(batch_rows.c.job_id == job_id).order_by(batch_rows.c.ordinal)
-                return scenario, list(connection.scalars(order))
+                return scenario, _rows_of(connection, job_id)
 
-        scenario, receipts = await asyncio.to_thread(read)
-        return OpenedBatch(job_id, scenario, len(receipts), self._rows(scenario, receipts))
+        scenario, rows = await asyncio.to_thread(read)
+        return OpenedBatch(job_id, scenario, len(rows), self._rows(scenario, rows))
 
-    async def _rows(self, scenario: str, receipts: Sequence[str]) -> AsyncIterator[ReportedPackedSample]:
-        for receipt in receipts:
-            yield await self.get_with_reports(scenario, receipt)
+    async def _rows(self, scenario: str, rows: Sequence[tuple[str, ...]]) -> AsyncIterator[ReportedPackedSample]:
+        for receipts in rows:
+            turns = [await self.get_with_reports(scenario, receipt) for receipt in receipts]
+            yield ReportedPackedSample(joined([turn.packed for turn in turns]), turns[0].reports, receipts)
 
     def _page(self, query: Select[tuple[object, ...]], size: int) -> tuple[Sequence[Sample], str]:
         found: list[Sample] = []
@@ -163,6 +167,15 @@ def _reports_about(connection: Connection, receipt: str) -> Sequence[Report]:
         )
         for row in rows
     ]
+
+
+def _rows_of(connection: Connection, job_id: str) -> list[tuple[str, ...]]:
+    """The receipts of each row of a batch, in the batch's order: turns of a trajectory are one row."""
+    about = batch_rows.join(report_receipts, report_receipts.c.receipt == batch_rows.c.receipt)
+    query = select(batch_rows.c.receipt, batch_rows.c.report_id, report_receipts.c.trajectory).select_from(about)
+    ordered = connection.execute(query.where(batch_rows.c.job_id == job_id).order_by(batch_rows.c.ordinal))
+    rows = groupby(ordered, key=lambda row: (row.report_id, row.trajectory))
+    return [tuple(row.receipt for row in turns) for _, turns in rows]
 
 
 def receipts_of(connection: Connection, report_ids: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

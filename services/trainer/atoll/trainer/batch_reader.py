@@ -39,7 +39,7 @@ class BatchReader:
             items = [item async for item in rows_of(call)]
         except grpc.RpcError as error:
             raise failure_of(error) from None
-        got = [item.sample.sample_id for item in items]
+        got = [sample_id for item in items for sample_id in item.sample.turns or (item.sample.sample_id,)]
         if got != list(sample_ids):
             raise batch_refused(
                 f"the gateway's batch of job {job_id} holds {len(got)} samples that are not, in this order, the "
@@ -93,6 +93,7 @@ def _reported_sample(header: sample_service_pb2.RowHeader, reader: TensorReader)
         text=sample.text,
         top_k_ids=cast(Int32 | None, arrays.get("top_k_ids")),
         top_k_log_probs=cast(Float32 | None, arrays.get("top_k_log_probs")),
+        turns=tuple(header.receipts) if len(header.receipts) > 1 else (),
     )
     # The newest report stands; a sample in a batch takes no other.
     return ReportedSample(view, report_view(header.reports[-1]))
