@@ -68,6 +68,7 @@ class ScoringServer:
         self.gate.set()
         self.scored: list[list[int]] = []
         """Sequences that were asked for, those of proofs among them, in order."""
+        self.in_flight = 0
         self.in_flight_tokens = 0
         self.most_in_flight = 0
         self.hung_up = 0
@@ -123,6 +124,7 @@ class ScoringServer:
             self.busy -= 1
             return web.json_response({"error": {"message": "queue is full"}}, status=503)
         self.scored.append(ids)
+        self.in_flight += 1
         self.in_flight_tokens += len(ids)
         self.most_in_flight = max(self.most_in_flight, self.in_flight_tokens)
         try:
@@ -132,6 +134,7 @@ class ScoringServer:
             self.hung_up += 1
             raise
         finally:
+            self.in_flight -= 1
             self.in_flight_tokens -= len(ids)
         return web.json_response(self._scores(ids, body["logprob_start_len"], body["top_logprobs_num"]))
 

@@ -26,7 +26,9 @@ from atoll.teacher.sequences import ScoringLimits, Sequence, read_sequence
 log = structlog.get_logger(__name__)
 
 MAX_TRIES = 4
-"""Of a sequence whose engine answers that it cannot now; and of one whose engines die."""
+"""Of a sequence whose engine lives and does not answer it."""
+MAX_DEATHS = 3
+"""Of engines under one sequence: one among others, which proves nothing, and two alone."""
 FIRST_PAUSE_S = 0.2
 ERROR_BYTES = 4_096
 """What a sequence costs besides its tensors: its task, its request, its error."""
@@ -111,48 +113,40 @@ class Scorer:
         deaths = refusals = 0
         while True:
             waiting_since = time.monotonic()
-            try:
-                async with self.pool.lease(sequence.length, call, alone=deaths > 0) as engine:
-                    leased_at = time.monotonic()
+            async with self.pool.lease(sequence.length, call, alone=deaths > 0) as engine:
+                leased_at = time.monotonic()
+                try:
                     result = await _score_frozen(engine, sequence)
-            except _EngineFailed as failed:
-                error = failed.error
-                if not await failed.engine.lives():
-                    deaths += 1
-                    if deaths == MAX_TRIES - 1:
-                        raise EngineRefused(
-                            f"the engine died {deaths} times while it scored this sequence, the last "
-                            f"{deaths - 1} times with no other: {error.message}"
-                        ) from error
-                    continue
+                except EngineUnavailable as failure:
+                    error = failure
+                    # Asked before the lease ends: the next sequence must not be given to an engine that is dead.
+                    lives = await engine.lives()
+                else:
+                    now = time.monotonic()
+                    engine.sequences_scored += 1
+                    self.measures.scored(sequence, queued_s=leased_at - waiting_since, engine_s=now - leased_at)
+                    return result
+            if lives:
                 refusals += 1
                 if refusals == MAX_TRIES:
-                    raise error from None
+                    raise error
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (refusals - 1) * random.uniform(0.5, 1.5))
-            else:
-                engine.sequences_scored += 1
-                now = time.monotonic()
-                self.measures.scored(sequence, queued_s=leased_at - waiting_since, engine_s=now - leased_at)
-                return result
-
-
-class _EngineFailed(Exception):
-    def __init__(self, engine: Engine, error: EngineUnavailable) -> None:
-        super().__init__(error.message)
-        self.engine = engine
-        self.error = error
+                continue
+            deaths += 1
+            if deaths == MAX_DEATHS:
+                raise EngineRefused(
+                    f"the engine died {deaths} times while it scored this sequence, the last {deaths - 1} times with "
+                    f"no other: {error.message}"
+                ) from error
 
 
 async def _score_frozen(engine: Engine, sequence: Sequence) -> ScoreResult:
-    try:
-        result = await engine.client.score(sequence.prompt_ids, sequence.response_ids, sequence.top_k)
-        if result.weight_version != engine.weight_version:
-            raise EngineUnavailable(
-                f"the engine answered with weights {result.weight_version!r}, its proven ones are "
-                f"{engine.weight_version!r}: it must be frozen"
-            )
-    except EngineUnavailable as error:
-        raise _EngineFailed(engine, error) from error
+    result = await engine.client.score(sequence.prompt_ids, sequence.response_ids, sequence.top_k)
+    if result.weight_version != engine.weight_version:
+        raise EngineUnavailable(
+            f"the engine answered with weights {result.weight_version!r}, its proven ones are "
+            f"{engine.weight_version!r}: it must be frozen"
+        )
     return result
 
 
