@@ -124,7 +124,7 @@ def read_mutants() -> list[Mutant]:
 MUTANTS = read_mutants()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.module.removeprefix('atoll.families.')}: {mutant.title}")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.module[15:]}: {mutant.title}")
 def test_a_mistake_in_the_code_is_noticed(mutant: Mutant) -> None:
     with mutated(mutant.module, mutant.old, mutant.new), pytest.raises(AssertionError):
         CHECKS[mutant.check]()
