@@ -33,7 +33,7 @@ def main() -> int:
     model = make_tiny(directory / "model", 0)
     plans = {
         "fake": Plan(arguments.kills, arguments.seed, Shape(engines=2)),
-        "real": Plan(arguments.real_kills, arguments.seed, Shape(real_engine=True), pause_s=8.0),
+        "real": Plan(arguments.real_kills, arguments.seed, Shape(real_engine=True, keep_checkpoints=40), pause_s=8.0),
     }
     found, kills = Findings(), 0
     for name, plan in plans.items():

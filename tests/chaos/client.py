@@ -91,6 +91,28 @@ class Client:
         async with self._session() as session:
             return await self._report(session, receipt, score, group)
 
+    async def rollback(self, version: int, request_id: str) -> str:
+        """Asks for a return to a version until it is answered; the job's id, or "" when the version is not restorable.
+
+        Example: await client.rollback(3, "rollback-1")
+        """
+        deadline = time.monotonic() + REPORT_SECONDS
+        path = f"/atoll/scenarios/{SCENARIO}/rollback"
+        async with self._session() as session:
+            while True:
+                try:
+                    async with session.post(path, json={"version": version, "request_id": request_id}) as answer:
+                        told = await answer.json()
+                        if answer.status == 200:
+                            return str(told["job_id"])
+                        if answer.status < 500:
+                            return ""
+                        problem = str(told)
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    problem = repr(error)
+                assert time.monotonic() < deadline, f"rollback to {version} has no answer: {problem}"
+                await asyncio.sleep(RETRY_SECONDS)
+
     def _session(self) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=CHAT_SECONDS)
         return aiohttp.ClientSession(self._url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=timeout)

@@ -25,6 +25,7 @@ class StoredSample:
     response: tuple[int, ...]
     spans: tuple[tuple[int, int, str], ...]
     """Start, end, weight version."""
+    log_probs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,25 @@ class StoredVersion:
     created_at: float
     consumed: tuple[str, ...] = ()
     fencing_token: int = 0
+    restores: int | None = None
 
     @property
     def weight_version(self) -> str:
         return f"{self.incarnation}:{self.number}"
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A job record. Example: StoredJob("running", 1, "", None)"""
+
+    phase: str
+    attempt: int
+    reason: str | None
+    version: int | None
+
+    @property
+    def open(self) -> bool:
+        return self.phase in ("recorded", "running", "staged")
 
 
 @dataclass(frozen=True)
@@ -81,8 +97,8 @@ class RegistryState:
     """Path and SHA-256 of every file by artifact digest, also of artifacts whose bytes are gone."""
     removed: frozenset[str]
     """Digests whose bytes retention took."""
-    open_jobs: Mapping[str, str]
-    """Phase of the jobs that have not ended, by job id."""
+    jobs: Mapping[str, StoredJob]
+    """By job id."""
 
     @property
     def by_weight_version(self) -> Mapping[str, StoredVersion]:
@@ -118,7 +134,11 @@ def read_gateway(path: Path) -> GatewayState:
         for receipt, text, prompt, response, spans, tensors in connection.execute(f"SELECT {columns} FROM samples"):
             ids = np.frombuffer(tensors, "<i4", prompt + response).tolist()
             told = tuple((start, end, version) for start, end, version in json.loads(spans))
-            samples[receipt] = StoredSample(receipt, text, tuple(ids[:prompt]), tuple(ids[prompt:]), told)
+            # Behind the ids and one byte of loss mask for each token of the response.
+            log_probs = np.frombuffer(tensors, "<f4", response, 4 * len(ids) + response).tolist()
+            samples[receipt] = StoredSample(
+                receipt, text, tuple(ids[:prompt]), tuple(ids[prompt:]), told, tuple(log_probs)
+            )
         claims = {
             receipt: Claim(state, job_id, reason)
             for receipt, state, job_id, reason in connection.execute(
@@ -165,6 +185,8 @@ def read_registry(path: Path, scenario: str) -> RegistryState:
                 row["checkpoint_digest"],
                 row["created_at"] / MICROSECONDS,
                 tuple(consumed[row["number"]]),
+                row["fencing_token"],
+                row["restores"],
             )
             for row in _rows(connection, "SELECT * FROM versions WHERE scenario_id = ? ORDER BY number", scenario)
         ]
@@ -174,7 +196,18 @@ def read_registry(path: Path, scenario: str) -> RegistryState:
         removed = frozenset(
             digest for (digest,) in connection.execute("SELECT digest FROM artifacts WHERE removed_at IS NOT NULL")
         )
-    return RegistryState(int(head), versions, files, removed, {})
+        jobs = {
+            row["job_id"]: StoredJob(row["phase"], row["attempt"], row["reason"], row["version"])
+            for row in _rows(connection, "SELECT * FROM jobs WHERE scenario_id = ?", scenario)
+        }
+    return RegistryState(int(head), versions, files, removed, jobs)
+
+
+def lease_address(path: Path, scenario: str) -> str:
+    """host:port of the trainer that had the lease last, however long ago; "" when none ever had it."""
+    with _reading(path) as connection:
+        rows = _rows(connection, "SELECT address FROM leases WHERE scenario_id = ? AND role = 'trainer'", scenario)
+    return str(rows[0]["address"]) if rows else ""
 
 
 def head_number(path: Path, scenario: str) -> int:

@@ -88,6 +88,14 @@ def _check_chain(registry: RegistryState, found: Findings) -> None:
         incarnation += version.operation in NEW_INCARNATION
         if version.incarnation != incarnation:
             found.wrong_version.append(f"version {version.number} is of incarnation {version.incarnation}")
+    for version in versions:
+        if version.restores is None:
+            continue
+        source = versions[version.restores]
+        if source.checkpoint_digest != version.checkpoint_digest or (
+            version.operation == "rollback" and source.model_digest != version.model_digest
+        ):
+            found.wrong_version.append(f"version {version.number} restores {source.number} and has other bytes")
     jobs = Counter(version.job_id for version in versions if version.job_id)
     found.twice.extend(f"job {job} made {count} versions" for job, count in jobs.items() if count > 1)
     tokens = [version.fencing_token for version in versions[1:]]
@@ -163,7 +171,10 @@ def _check_consumption(gateway: GatewayState, registry: RegistryState, found: Fi
             version.job_id or ""
         ):
             found.lost.append(f"version {version.number} consumed other samples than {version.job_id} had")
-    made = {version.job_id for version in registry.versions}
+    made = {version.job_id: version.number for version in registry.versions}
+    for job_id, job in registry.jobs.items():
+        if (job.phase == "committed") != (job_id in made) or job.version != made.get(job_id):
+            found.lost.append(f"job {job_id} is {job.phase} with version {job.version}, made was {made.get(job_id)}")
     for job_id, state in gateway.batches.items():
         if state == "committed" and job_id not in made:
             found.lost.append(f"the version of {job_id}, whose batch is committed")

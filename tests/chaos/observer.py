@@ -8,7 +8,15 @@ import aiohttp
 import psutil
 
 from tests.chaos.client import Ledger
-from tests.chaos.databases import GatewayState, RegistryState, head_number, open_batches, read_gateway, read_registry
+from tests.chaos.databases import (
+    GatewayState,
+    RegistryState,
+    head_number,
+    lease_address,
+    open_batches,
+    read_gateway,
+    read_registry,
+)
 from tests.chaos.deployment import SCENARIO, Deployment
 from tests.chaos.invariants import Findings, check, check_head_bytes
 from tests.fakes.weight_engine import token_of
@@ -34,6 +42,13 @@ class Observer:
     def head(self) -> int:
         """Number of the newest version."""
         return head_number(self._deployment.registry_database, SCENARIO)
+
+    @property
+    def holder(self) -> str:
+        """Name of the trainer that had the lease last; "" when none ever had it."""
+        address = lease_address(self._deployment.registry_database, SCENARIO)
+        names = [name for name in self._deployment.trainer_names if self._deployment.address(name) == address]
+        return names[0] if names else ""
 
     def read(self) -> tuple[GatewayState, RegistryState]:
         gateway = read_gateway(self._deployment.gateway_database)
@@ -127,7 +142,7 @@ def _unfinished(gateway: GatewayState, registry: RegistryState) -> list[str]:
     return [
         *(f"batch {job_id} is open" for job_id, state in gateway.batches.items() if state == "open"),
         *(f"receipt {receipt} is reserved" for receipt, claim in gateway.claims.items() if claim.state == "reserved"),
-        *(f"job {job_id} is {phase}" for job_id, phase in registry.open_jobs.items()),
+        *(f"job {job_id} is {job.phase}" for job_id, job in registry.jobs.items() if job.open),
     ]
 
 

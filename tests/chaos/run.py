@@ -17,7 +17,7 @@ from tests.chaos.observer import Observer
 
 CLIENTS = 2
 MAX_OPEN_BATCHES = 2
-"""Clients pause above: what is sampled far ahead of the trainer can only be dropped."""
+"""Clients pause at so many: what is sampled far ahead of the trainer can only be dropped."""
 PROGRESS_SECONDS = 120.0
 """Without a fault, the next version comes within this."""
 QUIET_SECONDS = 120.0
@@ -70,7 +70,8 @@ class ChaosRun:
         self._faults = Faults(self._deployment, plan.seed, plan.weights)
         self._draw = random.Random(plan.seed + 1)
         self._found = Findings()
-        self._stops = self._rollbacks = 0
+        self._stops = 0
+        self._rollbacks: list[str] = []
 
     async def execute(self) -> Outcome:
         """Starts, hurts, waits for quiet, checks, and stops everything. Raises AssertionError when it cannot start."""
@@ -98,7 +99,7 @@ class ChaosRun:
             kills=self._faults.kills,
             ends=self._faults.ends,
             stops=self._stops,
-            rollbacks=self._rollbacks,
+            rollbacks=len(self._rollbacks),
             versions=operations,
             states=states,
             seconds=seconds,
@@ -129,10 +130,11 @@ class ChaosRun:
                     self._found.lost.append(f"a client failed: {ended}")
 
     def _may_chat(self) -> bool:
-        return self._observer.open_batches <= MAX_OPEN_BATCHES
+        return self._observer.open_batches < MAX_OPEN_BATCHES
 
     async def _fire(self, clients: list["asyncio.Task[None]"]) -> None:
         plan, head, since_commit = self._plan, self._observer.head, 0
+        waiting: list[asyncio.Task[None]] = []
         while (done := self._faults.kills.total()) < plan.kills:
             await asyncio.sleep(min(self._draw.expovariate(1 / plan.pause_s), 4 * plan.pause_s))
             if any(client.done() for client in clients):
@@ -141,6 +143,8 @@ class ChaosRun:
             since_commit += 1
             if (done + 1) % plan.stop_every_kills == 0:
                 self._stop_a_trainer()
+            if (done + 1) % plan.rollback_every_kills == 0:
+                waiting.append(asyncio.create_task(self._roll_back(f"rollback-{done}")))
             if (done + 1) % 10 == 0:
                 await self._report_progress()
             if self._observer.head > head:
@@ -150,7 +154,17 @@ class ChaosRun:
                 before = head
                 if not await self._observer.until(lambda: self._observer.head > before, PROGRESS_SECONDS):  # noqa: B023
                     self._found.stuck.append(f"no version after {head} within {PROGRESS_SECONDS:g} s without a fault")
-                    return
+                    break
+        for ended in await asyncio.gather(*waiting, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                self._found.stuck.append(f"a rollback failed: {ended}")
+
+    async def _roll_back(self, request_id: str) -> None:
+        """To one of the newest versions, which may be a live one or without bytes: then it is refused."""
+        target = max(0, self._observer.head - self._draw.randint(0, 4))
+        job_id = await Client(self._deployment.gateway_url, self._ledger, 0).rollback(target, request_id)
+        if job_id:
+            self._rollbacks.append(job_id)
 
     def _stop_a_trainer(self) -> None:
         name = self._draw.choice(self._deployment.trainer_names)
@@ -173,9 +187,15 @@ class ChaosRun:
         if not await self._observer.until(lambda: self._observer.head > head, PROGRESS_SECONDS):
             self._found.stuck.append(f"the last batch made no version after {head}")
         self._found.add(await self._observer.until_quiet(QUIET_SECONDS))
-        if not self._plan.shape.real_engine:
-            self._found.wrong_version.extend(await self._observer.engine_keys(self._observer.read()[1]))
+        gateway, registry = self._observer.read()
+        if self._plan.shape.real_engine:
+            from tests.chaos.log_probs import wrong_log_probs
+
+            self._found.wrong_version.extend(wrong_log_probs(gateway, registry, self._deployment.store))
+        else:
+            self._found.wrong_version.extend(await self._observer.engine_keys(registry))
         self._found.lost.extend(self._ledger.refused)
+        self._found.lost.extend(f"rollback {job}" for job in self._rollbacks if job not in registry.jobs)
 
     def _say(self, text: str) -> None:
         print(text, flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.client import AcknowledgedChat, AcknowledgedReport, Ledger
-from tests.chaos.databases import Claim, GatewayState, RegistryState, StoredSample, StoredVersion
+from tests.chaos.databases import Claim, GatewayState, RegistryState, StoredJob, StoredSample, StoredVersion
 from tests.chaos.invariants import Findings, check
 from tests.fakes.weight_engine import token_of, weights_key
 
@@ -41,7 +41,8 @@ def healthy() -> tuple[GatewayState, RegistryState, Ledger]:
         StoredVersion(0, None, "creation", 1, None, "m0", None, 10.0),
         StoredVersion(1, 0, "training", 1, "job-1", "m1", "c1", 20.0, ("a",), fencing_token=1),
     ]
-    registry = RegistryState(1, versions, FILES, frozenset(), {})
+    jobs = {"job-1": StoredJob("committed", 1, None, 1), "job-2": StoredJob("running", 1, None, None)}
+    registry = RegistryState(1, versions, FILES, frozenset(), jobs)
     ledger = Ledger(
         chats={receipt: chat(receipt) for receipt in "abcde"},
         reports={receipt: AcknowledgedReport(receipt, "q" + receipt, "r" + receipt) for receipt in "abcd"},
@@ -119,6 +120,19 @@ def test_gaps_forks_and_deposed_holders_are_found_in_the_chain() -> None:
     assert broken(lambda g, r, _: (g, replace(r, head=2, versions=[*r.versions, tail]))).twice
     again = replace(tail, fencing_token=1, job_id="job-1", consumed=("a",))
     assert broken(lambda g, r, _: (g, replace(r, head=2, versions=[*r.versions, again]))).twice
+
+
+def test_a_job_record_that_disagrees_with_the_chain_is_found() -> None:
+    for record in (StoredJob("running", 1, None, None), StoredJob("committed", 1, None, 2)):
+        changed = record
+        assert broken(lambda g, r, _: (g, replace(r, jobs={**r.jobs, "job-1": changed}))).lost  # noqa: B023
+
+
+def test_a_version_that_restores_another_has_its_bytes() -> None:
+    assert with_version(operation="rollback", incarnation=2, restores=0, checkpoint_digest=None).wrong_version
+    assert not with_version(
+        operation="rollback", incarnation=2, restores=0, checkpoint_digest=None, model_digest="m0"
+    ).wrong_version
 
 
 def test_tokens_of_other_weights_than_recorded_are_a_wrong_version() -> None:
