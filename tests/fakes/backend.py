@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from atoll.families.rows import Float32, Row
 from atoll.families.steps import TrainRow, TrainStep
+from safetensors.numpy import load_file, save_file
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepReport
 
 
@@ -28,14 +29,21 @@ class FakeBackend:
         self.before: dict[str, list[Callable[[], None]]] = {}
 
     def load(
-        self, model_directory: Path, checkpoint_directory: Path | None, reference_directory: Path | None
+        self,
+        model_directory: Path,
+        checkpoint_directory: Path | None,
+        reference_directory: Path | None,
+        *,
+        weights_from_model: bool = False,
     ) -> Loaded:
         self._run_hook("load")
         self.loads.append(model_directory)
-        self.weights = json.loads((model_directory / "weights.json").read_text())
+        self.weights = load_file(model_directory / "model.safetensors")["weights"].tolist()
         self.count, state = 0, None
         if checkpoint_directory is not None:
-            self.count = json.loads((checkpoint_directory / "optimizer.json").read_text())
+            kept = json.loads((checkpoint_directory / "optimizer.json").read_text())
+            self.count = kept["count"]
+            self.weights = self.weights if weights_from_model else kept["weights"]
             state = (checkpoint_directory / "driver_state").read_bytes()
         return Loaded(self.count, state)
 
@@ -75,10 +83,13 @@ class FakeBackend:
 
     def stage(self, model_directory: Path | None, checkpoint_directory: Path | None, driver_state: bytes) -> None:
         self._run_hook("stage")
-        assert model_directory is not None and checkpoint_directory is not None
+        assert model_directory is not None
         write_model(model_directory, self.weights)
+        if checkpoint_directory is None:
+            return
         checkpoint_directory.mkdir()
-        (checkpoint_directory / "optimizer.json").write_text(json.dumps(self.count))
+        kept = {"weights": self.weights, "count": self.count}
+        (checkpoint_directory / "optimizer.json").write_text(json.dumps(kept))
         (checkpoint_directory / "driver_state").write_bytes(driver_state)
 
     def healthy(self) -> bool:
@@ -101,11 +112,14 @@ class FakeBackend:
             hooks.pop(0)()
 
 
-def write_model(directory: Path, weights: object) -> None:
-    """A model directory as FakeBackend reads it."""
+def write_model(directory: Path, weights: list[float] | None) -> None:
+    """A model directory as FakeBackend reads it and the registry imports it; weights.json is for tests to read."""
+    assert weights is not None, "stage before load"
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps({"vocab_size": 1000}))
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 1000, "model_type": "fake"}))
+    (directory / "tokenizer.json").write_text("{}")
     (directory / "weights.json").write_text(json.dumps(weights))
+    save_file({"weights": np.asarray(weights, dtype=np.float64)}, directory / "model.safetensors")
 
 
 def _with_ones(item: TrainRow) -> TrainRow:

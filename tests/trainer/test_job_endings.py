@@ -30,7 +30,7 @@ async def test_samples_that_another_version_consumed_are_never_trained_into_a_se
     assert (job.state, job.reason) == (job_pb2.JOB_STATE_REFUSED, errors_pb2.REASON_SAMPLE_ALREADY_CONSUMED)
     await stub.SubmitJob(here.job("job-2", pair("b", versions=("1:1",))))
     assert (await until(stub, "job-2")).version == 2
-    assert here.backend.loads[-1] == here.registry.model_of(1)
+    assert here.backend.loads[-1] == await here.registry.model_of(1)
 
 
 async def test_a_stale_batch_is_dropped_with_the_samples_and_versions_seen(here: World) -> None:

@@ -186,12 +186,12 @@ async def test_a_run_takes_jobs_of_other_families_and_goes_back_with_every_state
         await stub.SubmitJob(job_of(here, number, family, **options))
         job = await until(stub, f"job-{number}")
         assert (job.state, job.version) == (job_pb2.JOB_STATE_SERVED, number + 1), job.message
-        assert here.registry.versions[number + 1].family == family
+        assert (await here.registry.versions())[number + 1].family == family
         reference = make_family(family, options).reference()
         assert here.backend.trained_families == [reference]
         assert here.backend.checked_families == ([] if family == "grpo" else [reference])
-    assert here.registry.versions[3].metrics["counting/jobs"] == 0
-    assert here.registry.versions[5].metrics["counting/jobs"] == 1
+    assert (await here.registry.versions())[3].metrics["counting/jobs"] == 0
+    assert (await here.registry.versions())[5].metrics["counting/jobs"] == 1
 
 
 async def test_a_family_that_the_workers_cannot_run_ends_its_job_and_no_other(here: World) -> None:

@@ -72,14 +72,6 @@ async def test_a_scenario_that_the_registry_does_not_have_is_refused(tmp_path: P
             await here.start()
 
 
-async def test_a_head_without_a_checkpoint_is_refused_since_training_cannot_go_on_from_it(tmp_path: Path) -> None:
-    async with world(tmp_path) as here:
-        here.registry.append("job-other")
-        with pytest.raises(BadConfiguration, match="version 1 keeps no checkpoint"):
-            await here.start()
-        assert here.backend.loads == []
-
-
 async def test_a_head_that_crashes_the_workers_at_boot_ends_the_process(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         here.backend.before["load"] = [here.backend.crash]

@@ -82,7 +82,7 @@ async def test_a_trainer_that_restarts_goes_on_with_the_curve(tmp_path: Path) ->
             stub = await here.start()
             await stub.SubmitJob(here.job(f"job-{number}", pair(f"s{number}", versions=(f"1:{number}",))))
             assert (await until(stub, f"job-{number}")).state == job_pb2.JOB_STATE_SERVED
-        found = [here.registry.versions[number].metrics["train/learning_rate"] for number in range(1, 5)]
+        found = [version.metrics["train/learning_rate"] for version in (await here.registry.versions())[1:5]]
     assert found == pytest.approx([5e-4, 1e-3, 7.75e-4, 5.5e-4], rel=1e-12)
 
 

@@ -28,7 +28,7 @@ async def weights_after(directory: Path, jobs: int) -> str:
         for number in range(jobs):
             await stub.SubmitJob(calm.job(f"job-{number}", pair(f"s{number}", versions=(f"1:{number}",))))
             assert (await until(stub, f"job-{number}")).state == job_pb2.JOB_STATE_SERVED
-        return (calm.registry.model_of(jobs) / "weights.json").read_text()
+        return (await calm.registry.model_of(jobs) / "weights.json").read_text()
 
 
 async def test_a_job_goes_through_every_phase_and_ends_served(here: World) -> None:
@@ -38,8 +38,8 @@ async def test_a_job_goes_through_every_phase_and_ends_served(here: World) -> No
     assert (job.state, job.version, job.attempt) == (job_pb2.JOB_STATE_SERVED, 1, 1)
     assert {"perf/commit_seconds", "perf/publish_seconds"} <= set(job.metrics)
     assert here.engine.served == "1:1"
-    assert here.engine.updates == [(here.registry.model_of(1), "1:1")]
-    version = here.registry.versions[1]
+    assert here.engine.updates == [(await here.registry.model_of(1), "1:1")]
+    version = (await here.registry.versions())[1]
     assert list(version.consumed_sample_ids) == ["a-0", "a-1"]
     assert version.checkpoint_digest
     metrics = version.metrics
@@ -59,7 +59,7 @@ async def test_a_fresh_trainer_goes_on_from_the_heads_checkpoint_as_if_it_had_no
         stub = await here.start()
         await stub.SubmitJob(here.job(f"job-{number}", pair(f"s{number}", versions=(f"1:{number}",))))
         assert (await until(stub, f"job-{number}")).state == job_pb2.JOB_STATE_SERVED
-    assert (here.registry.model_of(3) / "weights.json").read_text() == await weights_after(tmp_path / "calm", 3)
+    assert (await here.registry.model_of(3) / "weights.json").read_text() == await weights_after(tmp_path / "calm", 3)
 
 
 async def test_a_committed_job_is_answered_from_the_registry_by_a_fresh_trainer(here: World) -> None:
@@ -73,7 +73,7 @@ async def test_a_committed_job_is_answered_from_the_registry_by_a_fresh_trainer(
     assert answered.version == 1
     assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
     assert here.backend.trained_jobs == 0
-    assert len(here.registry.versions) == 2
+    assert len(await here.registry.versions()) == 2
 
 
 async def test_a_crash_in_mid_step_is_another_attempt_from_the_head(here: World, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_a_crash_in_mid_step_is_another_attempt_from_the_head(here: World,
     job = await until(stub, "job-0")
     assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, 2)
     assert len(here.backend.loads) == 2
-    assert (here.registry.model_of(1) / "weights.json").read_text() == await weights_after(tmp_path / "calm", 1)
+    assert (await here.registry.model_of(1) / "weights.json").read_text() == await weights_after(tmp_path / "calm", 1)
 
 
 async def test_a_job_that_crashes_three_times_fails_and_the_next_one_trains(here: World) -> None:
@@ -94,7 +94,7 @@ async def test_a_job_that_crashes_three_times_fails_and_the_next_one_trains(here
     failed = await until(stub, "job-0")
     assert (failed.state, failed.reason) == (job_pb2.JOB_STATE_FAILED, errors_pb2.REASON_TRAINING_CRASHED)
     assert (await until(stub, "job-1")).state == job_pb2.JOB_STATE_SERVED
-    assert [version.job_id for version in here.registry.versions] == ["", "job-1"]
+    assert [version.job_id for version in await here.registry.versions()] == ["", "job-1"]
     again = (await stub.SubmitJob(here.job("job-0", pair("a")))).job
     assert again.state == job_pb2.JOB_STATE_FAILED
 
@@ -121,7 +121,7 @@ async def test_when_the_head_moved_before_the_commit_the_job_is_admitted_anew(he
     stub = await here.start()
     await stub.SubmitJob(here.job("job-0", pair("a")))
     await until(stub, "job-0")
-    here.backend.before["stage"] = [lambda: here.registry.append("job-other", like=1) and None]
+    here.backend.before["stage"] = [here.elsewhere(lambda: here.registry.append("job-other", like=1))]
     await stub.SubmitJob(here.job("job-1", pair("b", versions=("1:1",))))
     # The other version has the content of version 1, so the samples of 1:1 still have lag 0.
     job = await until(stub, "job-1")
@@ -133,12 +133,12 @@ async def test_a_job_that_another_trainer_committed_is_adopted_and_its_version_l
     stub = await here.start()
     await stub.SubmitJob(here.job("job-0", pair("a")))
     await until(stub, "job-0")
-    here.backend.before["stage"] = [lambda: here.registry.append("job-1", ("b-0", "b-1"), like=1) and None]
+    here.backend.before["stage"] = [here.elsewhere(lambda: here.registry.append("job-1", ("b-0", "b-1"), like=1))]
     await stub.SubmitJob(here.job("job-1", pair("b", versions=("1:1",))))
     assert (await until(stub, "job-1")).version == 2
     await stub.SubmitJob(here.job("job-2", pair("c", versions=("1:2",))))
     assert (await until(stub, "job-2")).version == 3
-    assert here.backend.loads[-1] == here.registry.model_of(2)
+    assert here.backend.loads[-1] == await here.registry.model_of(2)
 
 
 @pytest.mark.parametrize("method", ["StageArtifact", "SealArtifact", "CommitVersion"])
@@ -156,13 +156,13 @@ async def test_a_full_store_defers_the_job_which_goes_on_by_itself(here: World, 
 
 async def test_a_job_waits_before_its_first_step_while_its_version_would_not_fit(here: World) -> None:
     stub = await here.start()
-    base = here.registry.sealed[here.registry.versions[0].model_digest]
-    size, base.total_size = base.total_size, 1 << 60
+    base = (await here.registry.versions())[0].model_digest
+    here.registry.sizes[base] = 1 << 60
     await stub.SubmitJob(here.job("job-0", pair("a")))
     deferred = await until(stub, "job-0", job_pb2.JOB_STATE_DEFERRED)
     assert deferred.reason == errors_pb2.REASON_STORAGE_FULL and str(5 << 60) in deferred.message
     assert here.backend.trained_jobs == 0
-    base.total_size = size
+    here.registry.sizes.clear()
     assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
 
 

@@ -1,17 +1,13 @@
-"""A trainer with fakes around it, in one process and behind real gRPC and HTTP."""
+"""A trainer with a real registry and fakes around it, in one process and behind real gRPC and HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from atoll.api.gateway.v1 import sample_service_pb2_grpc
-from atoll.api.registry.v1 import (
-    artifact_service_pb2_grpc,
-    scenario_service_pb2_grpc,
-    version_service_pb2_grpc,
-)
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_pb2_grpc
 from atoll.common import structs
 from atoll.common.channels import open_channel
@@ -22,7 +18,7 @@ from pydantic import JsonValue
 
 from tests.fakes.backend import FakeBackend, write_model
 from tests.fakes.publish_engine import PublishEngine
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.registry import RegistryUnderTest
 from tests.fakes.samples import FakeSample, FakeSamples
 
 OPTIONS: dict[str, JsonValue] = {"groups_per_step": 1, "n_samples_per_prompt": 2}
@@ -42,7 +38,7 @@ def pair(
 class World:
     """Everything a trainer talks to. `start` may be called again: a fresh trainer over the same registry."""
 
-    registry: FakeRegistry
+    registry: RegistryUnderTest
     samples: FakeSamples
     engine: PublishEngine
     settings: TrainerSettings
@@ -52,21 +48,56 @@ class World:
     trainer_stack: AsyncExitStack | None = None
 
     async def start(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
+        """A fresh trainer with fresh workers, once the one before has stopped on purpose."""
         await self.stop()
         self.backend = FakeBackend()
         return await self.boot()
 
     async def boot(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
-        """Boots with the backend as it is."""
+        """Boots with the backend as it is; returns once the trainer holds the lease and the head is loaded."""
+        stub = await self.stand_by()
+        assert self.trainer is not None
+        ready = asyncio.create_task(self.trainer.trainer.readiness.wait())
+        async with asyncio.timeout(10):
+            await asyncio.wait({ready, *self.trainer.tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in self.trainer.tasks:
+            if task.done():
+                ready.cancel()
+                task.result()
+        return stub
+
+    async def stand_by(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
+        """Boots and waits for nothing."""
         self.trainer_stack = AsyncExitStack()
         self.trainer = await boot(self.settings, self.backend, self.trainer_stack)
         channel = await self.trainer_stack.enter_async_context(open_channel(f"127.0.0.1:{self.trainer.server.port}"))
         return trainer_service_pb2_grpc.TrainerServiceStub(channel)
 
     async def stop(self) -> None:
+        """Stops the trainer as SIGTERM does."""
+        if self.trainer is not None:
+            await self.trainer.step_down()
+        await self._close()
+
+    async def kill(self) -> None:
+        """Stops the trainer without its doing anything, and lets its lease run out."""
+        await self._close()
+        self.registry.pass_time(3_600)
+
+    async def _close(self) -> None:
+        self.trainer = None
         if self.trainer_stack is not None:
             await self.trainer_stack.aclose()
             self.trainer_stack = None
+
+    def elsewhere(self, work: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], None]:
+        """A hook for a backend's thread, which waits for work on this event loop."""
+        loop = asyncio.get_running_loop()
+
+        def wait() -> None:
+            asyncio.run_coroutine_threadsafe(work(), loop).result(10)
+
+        return wait
 
     def job(self, job_id: str, batch: Sequence[FakeSample]) -> trainer_service_pb2.SubmitJobRequest:
         """Makes the gateway know a batch, and the submission of it."""
@@ -84,17 +115,15 @@ class World:
 async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]:
     """The fakes, started; no trainer yet."""
     async with AsyncExitStack() as stack:
+        write_model(directory / "base", [1.0, 2.0, 3.0])
+        registry = RegistryUnderTest(directory, directory / "base", "chat", "grpo", OPTIONS, max_staleness)
+        stack.callback(registry.close)
         # What a fake does not implement is UNIMPLEMENTED on the wire.
-        registry = FakeRegistry(directory / "store", "chat", "grpo", OPTIONS, max_staleness)  # type: ignore[abstract]
-        (directory / "store").mkdir()
-        registry.create(lambda base: write_model(base, [1.0, 2.0, 3.0]))
         samples, engine = FakeSamples(), PublishEngine()  # type: ignore[abstract]
         await engine.start()
         stack.push_async_callback(engine.stop)
         server = GrpcServer("127.0.0.1", 0, None)
-        scenario_service_pb2_grpc.add_ScenarioServiceServicer_to_server(registry, server.grpc)
-        version_service_pb2_grpc.add_VersionServiceServicer_to_server(registry, server.grpc)
-        artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(registry, server.grpc)
+        registry.serve_on(server)
         sample_service_pb2_grpc.add_SampleServiceServicer_to_server(samples, server.grpc)
         await server.start(["atoll.api.registry.v1.VersionService"])
         stack.push_async_callback(server.stop)
@@ -110,6 +139,7 @@ async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]
             publish_poll_s=0.05,
             retry_initial_s=0.01,
             retry_max_s=0.05,
+            lease_ttl_s=1.0,
         )
         here = World(registry, samples, engine, settings, stack, FakeBackend())
         try:

@@ -167,17 +167,20 @@ class GrpcServer:
         self._names: Sequence[str] = ()
         self.port = port
 
-    async def start(self, service_names: Sequence[str]) -> None:
-        """Binds and serves; health says SERVING from here on. Raises BadConfiguration when the port is taken."""
+    async def start(self, service_names: Sequence[str], *, serving: bool = True) -> None:
+        """Binds and serves; health says SERVING from here on, or when `set_serving` says so.
+
+        Raises BadConfiguration when the port is taken.
+        """
         self._names = [*service_names, ""]
         reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
         try:
             self.port = self.grpc.add_insecure_port(self._address)
         except RuntimeError as error:
             raise BadConfiguration(f"cannot listen on {self._address}: {error}") from None
+        # Before the first probe can be answered.
+        await self.set_serving(serving)
         await self.grpc.start()
-        for name in self._names:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def set_serving(self, serving: bool) -> None:
         """What health answers from now on: a service that runs and cannot do its work is NOT_SERVING."""

@@ -89,13 +89,19 @@ class TrainingBackend(Protocol):
     """
 
     def load(
-        self, model_directory: Path, checkpoint_directory: Path | None, reference_directory: Path | None
+        self,
+        model_directory: Path,
+        checkpoint_directory: Path | None,
+        reference_directory: Path | None,
+        *,
+        weights_from_model: bool = False,
     ) -> Loaded:
         """Take weights from a model directory, then all that a checkpoint holds, starting the workers when needed.
 
-        With a checkpoint its weights replace those of ``model_directory``, which still gives config and tokenizer.
-        ``reference_directory`` holds the frozen reference model, read when a job first needs it. Raises
-        `InvalidInput` naming what the backend does not support.
+        With a checkpoint its weights replace those of ``model_directory``, which still gives config and tokenizer;
+        with ``weights_from_model`` the actor keeps the directory's weights and takes the rest, moments included, from
+        the checkpoint of an earlier version. ``reference_directory`` holds the frozen reference model, read when a job
+        first needs it. Raises `InvalidInput` naming what the backend does not support.
         """
         ...
 

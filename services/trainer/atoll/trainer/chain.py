@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import (
+    artifact_pb2,
     artifact_service_pb2,
     artifact_service_pb2_grpc,
     scenario_service_pb2,
@@ -16,6 +17,7 @@ from atoll.api.registry.v1 import (
     version_service_pb2,
     version_service_pb2_grpc,
 )
+from atoll.api.registry.v1.version_pb2 import Operation
 from atoll.common import structs
 from atoll.common.errors import AtollError
 from atoll.common.weight_version import WeightVersion
@@ -50,9 +52,15 @@ class ChainVersion:
     family: str = ""
     model_digest: str = ""
     checkpoint_digest: str = ""
-    """Empty when the version cannot be trained from, or is version 0."""
+    """Empty for a live version, for version 0, and for one that brings version 0 back."""
     consumed_sample_ids: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    family_state: Mapping[str, JsonValue] = field(default_factory=dict)
+    operation: Operation.ValueType = version_pb2.OPERATION_TRAINING
+    restores: int | None = None
+    """The version that a rollback or a recovery brought back."""
+    durable: bool = True
+    """Whether training can go on from it in a fresh memory; a live version lives in the memory that made it."""
 
     @classmethod
     def from_message(cls, message: version_pb2.Version) -> "ChainVersion":
@@ -66,21 +74,27 @@ class ChainVersion:
             checkpoint_digest=message.checkpoint_digest,
             consumed_sample_ids=tuple(message.consumed_sample_ids),
             metrics=dict(message.metrics),
+            family_state=structs.object_of(message.family_state, "family_state"),
+            operation=message.operation,
+            restores=message.restores if message.HasField("restores") else None,
+            durable=message.durable,
         )
 
 
 @dataclass(frozen=True)
 class NewVersion:
-    """What a training job appends to the chain."""
+    """What a job appends to the chain. A rollback or a recovery names what it `restores` and consumes nothing."""
 
     job_id: str
     expected_parent: int
+    operation: Operation.ValueType
     family: str
     model_digest: str
     checkpoint_digest: str
     consumed_sample_ids: tuple[str, ...]
     metrics: Mapping[str, float]
     family_state: Mapping[str, JsonValue]
+    restores: int | None = None
 
 
 class Chain:
@@ -125,22 +139,25 @@ class Chain:
                 return None
             raise
 
-    async def commit(self, new: NewVersion) -> ChainVersion:
-        """Appends a version: the commit point. Repeating it is harmless.
+    async def commit(self, new: NewVersion, token: int) -> ChainVersion:
+        """Appends a version under the fencing token: the commit point. Repeating it is harmless.
 
-        Raises Conflict: PARENT_NOT_HEAD, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED.
+        Raises Conflict (PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, NOT_RESTORABLE),
+        NotFound (ARTIFACT_NOT_FOUND).
         """
         request = version_service_pb2.CommitVersionRequest(
             scenario=self.scenario,
             job_id=new.job_id,
             expected_parent=new.expected_parent,
-            operation=version_pb2.OPERATION_TRAINING,
+            operation=new.operation,
             family=new.family,
             model_digest=new.model_digest,
             checkpoint_digest=new.checkpoint_digest,
             consumed_sample_ids=new.consumed_sample_ids,
             metrics=new.metrics,
             family_state=structs.struct_from(new.family_state, "family_state"),
+            fencing_token=token,
+            restores=new.restores,
         )
         reply = await answer_of(self._versions.CommitVersion(request, timeout=CALL_SECONDS))
         return self._remember(reply.version)
@@ -148,10 +165,13 @@ class Chain:
     async def location(self, digest: str) -> Path:
         """The directory of a sealed artifact. Raises NotFound (ARTIFACT_NOT_FOUND)."""
         if digest not in self._locations:
-            request = artifact_service_pb2.GetArtifactRequest(digest=digest)
-            reply = await answer_of(self._artifacts.GetArtifact(request, timeout=CALL_SECONDS))
-            self._locations[digest] = Path(reply.artifact.location)
+            self._locations[digest] = Path((await self.artifact(digest)).location)
         return self._locations[digest]
+
+    async def artifact(self, digest: str) -> artifact_pb2.Artifact:
+        """A sealed artifact with its manifest, as long as its bytes are there. Raises NotFound (ARTIFACT_NOT_FOUND)."""
+        request = artifact_service_pb2.GetArtifactRequest(digest=digest)
+        return (await answer_of(self._artifacts.GetArtifact(request, timeout=CALL_SECONDS))).artifact
 
     async def _get(self, request: version_service_pb2.GetVersionRequest) -> ChainVersion:
         return self._remember((await answer_of(self._versions.GetVersion(request, timeout=CALL_SECONDS))).version)

@@ -1,24 +1,24 @@
-"""The jobs this process knows: a record each, one running at a time, and whoever watches them.
+"""The jobs that this process runs or was asked about: a record each, one running at a time, and whoever watches them.
 
 ```
 SUBMITTED -> ADMITTED -> SCORED -> PREPARED -> RUNNING -> STAGED -> COMMITTED -> SERVED
      \\__ DROPPED, REFUSED, FAILED, CANCELLED (until STAGED)     \\__ DEFERRED: waits, then goes on
 ```
-The runner moves a record (`advance`), a caller cancels it (`cancel`), the publisher ends it (`mark_served`).
+The runner moves a record (`advance`), a caller cancels it (`end_cancelled`), the publisher ends it (`mark_served`).
+What is here is for watchers and forgotten with the process: the registry's records (`job_records`) are what counts.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.api.trainer.v1 import job_pb2
 from atoll.api.trainer.v1.job_pb2 import JobState
-from atoll.common.errors import AtollError, Conflict, NotFound
+from atoll.common.errors import AtollError, NotFound
 from pydantic import JsonValue
 
 FINAL = frozenset(
@@ -30,11 +30,8 @@ FINAL = frozenset(
         job_pb2.JOB_STATE_CANCELLED,
     }
 )
-COMMITTED_OR_SERVED = frozenset({job_pb2.JOB_STATE_COMMITTED, job_pb2.JOB_STATE_SERVED})
-NOT_CANCELLABLE = FINAL | COMMITTED_OR_SERVED | {job_pb2.JOB_STATE_STAGED}
-
 FINAL_JOBS_KEPT = 1_000
-"""Older final jobs are forgotten; the registry still knows the committed ones."""
+"""Older final jobs are forgotten; the registry still knows them."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,14 @@ class JobBody:
     scenario: str
     family: str
     options: Mapping[str, JsonValue] | None
-    """None for a job that an earlier process committed: the chain keeps no options."""
+    """None for a job that was committed before records were kept: the chain keeps no options."""
     sample_ids: tuple[str, ...]
+    restores: int | None = None
+    """For a rollback, which trains nothing: the version to bring back."""
+
+    @classmethod
+    def rollback(cls, job_id: str, scenario: str, version: int) -> "JobBody":
+        return cls(job_id, scenario, "", None, (), version)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class JobRecord:
 
     body: JobBody
     order: int
-    """1 for the first job of this process."""
+    """The order in which jobs were recorded, and run."""
     state: JobState.ValueType
     revision: int
     """Grows with every change of any job."""
@@ -88,9 +91,9 @@ class JobQueue:
 
     def __init__(self) -> None:
         self._records: dict[str, JobRecord] = {}
-        self._waiting: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting: asyncio.PriorityQueue[tuple[int, str]] = asyncio.PriorityQueue()
         self._changed = asyncio.Condition()
-        self._submitted = 0
+        self._served = -1
         # A watcher resumes from a revision it saw before a restart, so revisions grow over restarts as well.
         self._revision = time.time_ns() // 1_000_000
 
@@ -101,30 +104,26 @@ class JobQueue:
         """Raises NotFound (JOB_NOT_FOUND)."""
         record = self._records.get(job_id)
         if record is None:
-            raise NotFound(f"this trainer knows no job {job_id!r}", reason=errors_pb2.REASON_JOB_NOT_FOUND)
+            raise job_not_found(job_id)
         return record
 
-    def newest_first(self, before: int | None, size: int) -> Sequence[JobRecord]:
-        """At most `size` jobs, the last submitted first; only those with an `order` below `before`."""
-        newest = (r for r in reversed(self._records.values()) if before is None or r.order < before)
-        return list(islice(newest, size))
+    def unfinished(self) -> frozenset[str]:
+        """The ids of all jobs that are still to run, or running."""
+        return frozenset(job_id for job_id, record in self._records.items() if _runs(record))
 
-    async def submit(self, body: JobBody) -> JobRecord:
-        """Queues a new job."""
+    async def take_in(self, record: JobRecord) -> JobRecord:
+        """A job as the registry tells it; one that has not ended is queued."""
         # Before anything is awaited: a caller that goes away then must not leave a job that nobody runs.
-        self._waiting.put_nowait(body.job_id)
-        return await self._put(self._fresh(body, job_pb2.JOB_STATE_SUBMITTED))
-
-    async def remember_committed(self, body: JobBody, version: int, metrics: Mapping[str, float]) -> JobRecord:
-        """Takes in a job that an earlier process committed."""
-        record = self._fresh(body, job_pb2.JOB_STATE_COMMITTED)
-        return await self._put(replace(record, version=version, metrics=metrics))
+        if _runs(record):
+            self._waiting.put_nowait((record.order, record.body.job_id))
+        return await self._put(record)
 
     async def next_job(self) -> JobRecord:
         """Waits for the next job that is still to run."""
         while True:
-            record = self._records.get(await self._waiting.get())
-            if record is not None and not record.final:
+            _, job_id = await self._waiting.get()
+            record = self._records.get(job_id)
+            if record is not None and _runs(record):
                 return record
 
     async def advance(
@@ -159,32 +158,28 @@ class JobQueue:
         if self._records[job_id].state == job_pb2.JOB_STATE_CANCELLED:
             raise JobCancelled(job_id)
 
-    async def cancel(self, job_id: str) -> JobRecord:
-        """Ends a job that is not staged. Cancelling a cancelled one answers it again.
+    async def end_cancelled(self, cancelled: JobRecord) -> JobRecord:
+        """A caller has ended the job, which the runner learns when it next moves it."""
+        known = self._records.get(cancelled.body.job_id)
+        return known if known is not None and known.final else await self._put(cancelled)
 
-        Raises NotFound (JOB_NOT_FOUND), Conflict (JOB_NOT_CANCELLABLE).
-        """
-        record = self.get(job_id)
-        if record.state == job_pb2.JOB_STATE_CANCELLED:
+    def as_served(self, record: JobRecord) -> JobRecord:
+        """The same record; SERVED when it is committed and the engines are known to answer with its version."""
+        committed = record.state == job_pb2.JOB_STATE_COMMITTED
+        if not committed or record.version is None or record.version > self._served:
             return record
-        if record.state in NOT_CANCELLABLE:
-            raise Conflict(
-                f"job {job_id} is {JobState.Name(record.state).removeprefix('JOB_STATE_')}; a job can be cancelled "
-                "until its weights are staged",
-                reason=errors_pb2.REASON_JOB_NOT_CANCELLABLE,
-            )
-        reason = errors_pb2.REASON_JOB_CANCELLED
-        cancelled = replace(record, state=job_pb2.JOB_STATE_CANCELLED, reason=reason, message="cancelled by a caller")
-        return await self._put(cancelled)
+        return replace(record, state=job_pb2.JOB_STATE_SERVED)
 
-    async def mark_served(self, number: int) -> None:
-        """The engines answer with version `number`: every committed job up to it is SERVED."""
+    async def mark_served(self, number: int) -> bool:
+        """The engines answer with version `number`: every committed job up to it is SERVED. Whether there was one."""
+        self._served, ended = max(self._served, number), False
         for record in list(self._records.values()):
-            committed = record.state == job_pb2.JOB_STATE_COMMITTED
-            if committed and record.version is not None and record.version <= number:
+            served = self.as_served(record)
+            if served is not record:
                 waited = (datetime.now(UTC) - record.updated_at).total_seconds()
-                metrics = {**record.metrics, "perf/publish_seconds": waited}
-                await self._put(replace(record, state=job_pb2.JOB_STATE_SERVED, metrics=metrics))
+                await self._put(replace(served, metrics={**record.metrics, "perf/publish_seconds": waited}))
+                ended = True
+        return ended
 
     async def watch(self, job_id: str, from_revision: int, heartbeat_s: float) -> AsyncIterator[JobRecord]:
         """The job after every change past `from_revision`, repeated when nothing changes, until it is final.
@@ -210,11 +205,6 @@ class JobQueue:
         except TimeoutError:
             return False
 
-    def _fresh(self, body: JobBody, state: JobState.ValueType) -> JobRecord:
-        now = datetime.now(UTC)
-        self._submitted += 1
-        return JobRecord(body, self._submitted, state, 0, now, now)
-
     async def _put(self, record: JobRecord) -> JobRecord:
         self._revision += 1
         stored = replace(record, revision=self._revision, updated_at=datetime.now(UTC))
@@ -228,3 +218,11 @@ class JobQueue:
         final = [job_id for job_id, record in self._records.items() if record.final]
         for job_id in final[: max(0, len(final) - FINAL_JOBS_KEPT)]:
             del self._records[job_id]
+
+
+def _runs(record: JobRecord) -> bool:
+    return not record.final and record.state != job_pb2.JOB_STATE_COMMITTED
+
+
+def job_not_found(job_id: str) -> NotFound:
+    return NotFound(f"nobody recorded a job {job_id[:80]!r}", reason=errors_pb2.REASON_JOB_NOT_FOUND)

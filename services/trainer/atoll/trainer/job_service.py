@@ -1,19 +1,19 @@
-"""The trainer's gRPC edge: messages in and out, and nothing decided that `job_queue` does not know."""
+"""The trainer's gRPC edge: messages in and out, and nothing decided that `jobs` does not know."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_pb2_grpc
 from atoll.common import structs
-from atoll.common.errors import Conflict, InvalidInput
+from atoll.common.errors import InvalidInput
 from atoll.common.names import check_id, job_name
-from atoll.common.pages import decode_number_token, encode_page_token, page_size
-from atoll.trainer.chain import Chain, ChainVersion
+from atoll.common.pages import page_size
 from atoll.trainer.job_families import JobFamilies, not_trained_here
 from atoll.trainer.job_queue import JobBody, JobQueue, JobRecord
+from atoll.trainer.jobs import Jobs
+from atoll.trainer.lease import LeaseKeeper
 from atoll.trainer.loading import WorkerModel
 
 SERVICE_NAME = trainer_service_pb2.DESCRIPTOR.services_by_name["TrainerService"].full_name
@@ -39,19 +39,18 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
     def __init__(
         self,
         queue: JobQueue,
-        chain: Chain,
+        jobs: Jobs,
+        lease: LeaseKeeper,
         families: JobFamilies,
         model: WorkerModel,
         facts: TrainerFacts,
-        on_remembered: Callable[[], None],
     ) -> None:
-        """on_remembered: called when a job of an earlier process was taken in, whose version may be served already."""
         self._queue = queue
-        self._chain = chain
+        self._jobs = jobs
+        self._lease = lease
         self._families = families
         self._model = model
         self._facts = facts
-        self._on_remembered = on_remembered
 
     async def SubmitJob(
         self, request: trainer_service_pb2.SubmitJobRequest, context: Context
@@ -59,34 +58,40 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
         record = await self._submit(body_of(request))
         return trainer_service_pb2.SubmitJobResponse(job=job_message(record))
 
+    async def SubmitRollback(
+        self, request: trainer_service_pb2.SubmitRollbackRequest, context: Context
+    ) -> trainer_service_pb2.SubmitRollbackResponse:
+        record = await self._submit(rollback_of(request))
+        return trainer_service_pb2.SubmitRollbackResponse(job=job_message(record))
+
     async def GetJob(
         self, request: trainer_service_pb2.GetJobRequest, context: Context
     ) -> trainer_service_pb2.GetJobResponse:
-        record = await self._known(request.job_id)
+        record = await self._jobs.get(check_id(request.job_id, "job_id"))
         return trainer_service_pb2.GetJobResponse(job=job_message(record))
 
     async def ListJobs(
         self, request: trainer_service_pb2.ListJobsRequest, context: Context
     ) -> trainer_service_pb2.ListJobsResponse:
-        size = page_size(request.page_size)
-        records = self._queue.newest_first(decode_number_token(request.page_token), size + 1)
-        more = len(records) > size
-        token = encode_page_token(str(records[size - 1].order)) if more else ""
-        jobs = [job_message(record) for record in records[:size]]
-        return trainer_service_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
+        page = await self._jobs.page(page_size(request.page_size), request.page_token)
+        jobs = [job_message(record) for record in page.jobs]
+        return trainer_service_pb2.ListJobsResponse(jobs=jobs, next_page_token=page.next_token)
 
     async def WatchJob(
         self, request: trainer_service_pb2.WatchJobRequest, context: Context
     ) -> AsyncIterator[trainer_service_pb2.WatchJobResponse]:
-        await self._known(request.job_id)
+        # Only the holder of the lease learns of every change.
+        self._lease.refuse_unless_held()
+        await self._jobs.get(check_id(request.job_id, "job_id"))
         async for record in self._queue.watch(request.job_id, request.from_revision, HEARTBEAT_SECONDS):
+            if not record.final:
+                self._lease.refuse_unless_held()
             yield trainer_service_pb2.WatchJobResponse(job=job_message(record))
 
     async def CancelJob(
         self, request: trainer_service_pb2.CancelJobRequest, context: Context
     ) -> trainer_service_pb2.CancelJobResponse:
-        await self._known(request.job_id)
-        record = await self._queue.cancel(request.job_id)
+        record = await self._jobs.cancel(check_id(request.job_id, "job_id"))
         return trainer_service_pb2.CancelJobResponse(job=job_message(record))
 
     async def GetTrainer(
@@ -100,41 +105,20 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
             layout=facts.layout,
             engines=facts.engines,
             loaded_version=self._model.loaded_number or 0,
+            lease_holder=self._lease.held(),
+            holder_address=self._lease.holder_address,
         )
 
     async def _submit(self, body: JobBody) -> JobRecord:
         """The job as it stands; a new one is queued."""
-        known = self._queue.find(body.job_id)
-        if known is None:
-            committed = await self._chain.version_of_job(body.job_id)
-            # Another call may have queued it while the registry was asked.
-            known = self._queue.find(body.job_id)
-            if known is None and committed is not None:
-                known = await self._remember(committed)
-        if known is not None:
-            refuse_other_body(known.body, body)
-            return known
-        if body.scenario != self._facts.scenario:
-            raise not_trained_here("scenario", repr(body.scenario), repr(self._facts.scenario))
-        self._families.of(body.family, body.options or {}, self._model.families)
-        return await self._queue.submit(body)
 
-    async def _known(self, job_id: str) -> JobRecord:
-        """A job of this process, or one that the chain has. Raises NotFound (JOB_NOT_FOUND)."""
-        check_id(job_id, "job_id")
-        known = self._queue.find(job_id)
-        if known is not None:
-            return known
-        committed = await self._chain.version_of_job(job_id)
-        if committed is None or self._queue.find(job_id) is not None:
-            return self._queue.get(job_id)
-        return await self._remember(committed)
+        def refuse() -> None:
+            if body.scenario != self._facts.scenario:
+                raise not_trained_here("scenario", repr(body.scenario), repr(self._facts.scenario))
+            if body.restores is None:
+                self._families.of(body.family, body.options or {}, self._model.families)
 
-    async def _remember(self, committed: ChainVersion) -> JobRecord:
-        body = JobBody(committed.job_id, self._facts.scenario, committed.family, None, committed.consumed_sample_ids)
-        record = await self._queue.remember_committed(body, committed.number, committed.metrics)
-        self._on_remembered()
-        return record
+        return await self._jobs.submit(body, refuse)
 
 
 def body_of(request: trainer_service_pb2.SubmitJobRequest) -> JobBody:
@@ -153,20 +137,13 @@ def body_of(request: trainer_service_pb2.SubmitJobRequest) -> JobBody:
     return JobBody(request.job_id, request.scenario, request.family, options, tuple(request.sample_ids))
 
 
-def refuse_other_body(known: JobBody, given: JobBody) -> None:
-    """Raises Conflict (JOB_ID_REUSED) naming the field that differs."""
-    for field, before, now in (
-        ("scenario", known.scenario, given.scenario),
-        ("family", known.family, given.family),
-        ("options", known.options, given.options),
-        ("sample_ids", known.sample_ids, given.sample_ids),
-    ):
-        if before is not None and before != now:
-            raise Conflict(
-                f"job {given.job_id} was submitted with another {field}; give a new batch a new job_id",
-                reason=errors_pb2.REASON_JOB_ID_REUSED,
-                field=field,
-            )
+def rollback_of(request: trainer_service_pb2.SubmitRollbackRequest) -> JobBody:
+    """Reads a rollback. Raises InvalidInput naming the field."""
+    check_id(request.job_id, "job_id")
+    check_id(request.scenario, "scenario")
+    if request.version < 0:
+        raise InvalidInput(f"version is {request.version}, expected the number of a version", field="version")
+    return JobBody.rollback(request.job_id, request.scenario, request.version)
 
 
 def job_message(record: JobRecord) -> job_pb2.Job:
@@ -187,4 +164,5 @@ def job_message(record: JobRecord) -> job_pb2.Job:
         create_time=structs.timestamp_from(record.created_at),
         update_time=structs.timestamp_from(record.updated_at),
         revision=record.revision,
+        restores=record.body.restores,
     )

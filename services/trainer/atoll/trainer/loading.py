@@ -5,8 +5,10 @@ from pathlib import Path
 
 import structlog
 from atoll.common.errors import BadConfiguration
+from atoll.common.intact import refuse_damaged
 from atoll.trainer.backend import TrainingBackend
 from atoll.trainer.chain import Chain, ChainVersion
+from atoll.trainer.recovery import checkpoint_origin
 from atoll.trainer.retries import Patience
 from atoll.trainer.trained_families import TrainedFamilies, read_driver_state
 
@@ -27,18 +29,27 @@ class WorkerModel:
         """Those that trained on the way to it."""
 
     async def load(self, version: ChainVersion) -> None:
-        """Loads a version: its checkpoint where it has one, its weights alone for version 0.
+        """Loads a version: its checkpoint where it has one, else its weights alone, as for version 0.
 
-        Raises BackendCrashed, InvalidInput from the backend for a model it cannot train, BadConfiguration for a
-        version without a checkpoint.
+        A version that goes on from another one's checkpoint with other weights takes the weights from its model. Every
+        file is compared with its manifest before it is trusted. Raises BackendCrashed, InvalidInput from the backend
+        for a model it cannot train, BadConfiguration for a live version and for files that are damaged.
         """
-        refuse_untrainable(version)
+        if not version.durable:
+            raise BadConfiguration(f"version {version.number} is live: it keeps no checkpoint to go on from")
         self.touch()
-        model = await self._location(version.model_digest)
-        checkpoint = await self._location(version.checkpoint_digest) if version.checkpoint_digest else None
+        origin = await self._patience.ask("restored version", lambda: checkpoint_origin(self._chain, version))
+        model = await self._intact(version.model_digest)
+        checkpoint = await self._intact(version.checkpoint_digest) if version.checkpoint_digest else None
         base = await self._patience.ask("version 0", lambda: self._chain.version(0))
-        reference = await self._location(base.model_digest)
-        loaded = await asyncio.to_thread(self._backend.load, model, checkpoint, reference)
+        reference = model if base.model_digest == version.model_digest else await self._intact(base.model_digest)
+        loaded = await asyncio.to_thread(
+            self._backend.load,
+            model,
+            checkpoint,
+            reference,
+            weights_from_model=origin.model_digest != version.model_digest,
+        )
         self.families = {} if loaded.driver_state is None else read_driver_state(loaded.driver_state)
         self.hold(version, self.families)
         log.info("version loaded", version=version.number, optimizer_steps=loaded.steps_taken)
@@ -52,13 +63,9 @@ class WorkerModel:
         self.number = self.loaded_number = version.number
         self.families = families
 
-    async def _location(self, digest: str) -> Path:
-        return await self._patience.ask("artifact location", lambda: self._chain.location(digest))
-
-
-def refuse_untrainable(version: ChainVersion) -> None:
-    """Raises BadConfiguration for a head that has weights and no optimizer state."""
-    if version.number > 0 and not version.checkpoint_digest:
-        raise BadConfiguration(
-            f"version {version.number} keeps no checkpoint, so training cannot go on from it: roll back"
-        )
+    async def _intact(self, digest: str) -> Path:
+        """Where an artifact is. Raises BadConfiguration naming the files that are not what was committed."""
+        artifact = await self._patience.ask("artifact", lambda: self._chain.artifact(digest))
+        location = Path(artifact.location)
+        await asyncio.to_thread(refuse_damaged, location, artifact.files)
+        return location

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.api.errors.v1.errors_pb2 import Reason
-from atoll.api.trainer.v1.job_pb2 import JobState
+from atoll.api.registry.v1.job_record_pb2 import JobPhase
 from atoll.families.driver import TeacherScorer
 from atoll.families.signal import FamilyState
+from atoll.trainer.decision import Memory
 from atoll.trainer.job_families import JobFamilies, JobFamily
 from atoll.trainer.job_queue import JobBody
 from atoll.trainer.phases import PhaseClock
@@ -16,16 +17,20 @@ from atoll.trainer.trained_families import TrainedFamilies
 
 
 class JobEnded(Exception):
-    """Raised by a step when the job ends here, without a version."""
+    """Raised by a step when the job ends here, without a version, in a final phase."""
 
     def __init__(
-        self, state: JobState.ValueType, reason: Reason.ValueType, message: str, sample_ids: tuple[str, ...] = ()
+        self, phase: JobPhase.ValueType, reason: Reason.ValueType, message: str, sample_ids: tuple[str, ...] = ()
     ) -> None:
         super().__init__(message)
-        self.state = state
+        self.phase = phase
         self.reason = reason
         self.message = message
         self.sample_ids = sample_ids
+
+
+class LookAgain(Exception):
+    """Raised by a step when the registry has moved on: what was decided does not hold any more."""
 
 
 @dataclass
@@ -35,18 +40,18 @@ class Progress:
     body: JobBody
     found_family: JobFamily | None = None
     """Known once its training begins."""
-    crashes: int = 0
+    begun: int = 0
+    """The attempt whose steps this memory takes or took; 0 for none."""
     restages: int = 0
-    failed_loads: int = 0
     trained_from: int | None = None
     staged: StagedArtifacts | None = None
+    staged_is_gone: bool = False
+    ending: JobEnded | None = None
+    no_room: str = ""
+    """What the store said when it was full."""
     new_state: FamilyState = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     clock: PhaseClock = field(default_factory=PhaseClock)
-
-    @property
-    def attempt(self) -> int:
-        return self.crashes + 1
 
     @property
     def family(self) -> JobFamily:
@@ -57,10 +62,26 @@ class Progress:
         """What the checkpoint remembers once the job has trained."""
         return self.family.after(self.new_state, trained)
 
+    def memory(self, loaded: int | None) -> Memory:
+        """What `decide` needs of it."""
+        return Memory(
+            loaded=loaded,
+            begun=self.begun,
+            trained_from=self.trained_from,
+            staged_is_gone=self.staged_is_gone,
+            ends=self.ending is not None,
+            no_room=bool(self.no_room),
+        )
+
     def forget_training(self) -> None:
-        """The trained weights are gone or worth nothing."""
+        """The trained weights are worth nothing."""
         self.trained_from, self.staged = None, None
         self.clock = PhaseClock()
+
+    def lose_memory(self) -> None:
+        """The workers are gone, and with them the attempt."""
+        self.forget_training()
+        self.begun = 0
 
 
 @dataclass(frozen=True)
@@ -71,5 +92,10 @@ class TrainingSetup:
     schedule: RateSchedule
     max_staleness: int
     max_attempts: int
+    checkpoint_every_n_versions: int = 1
     teacher: TeacherScorer | None = None
     """The teacher service, where there is one."""
+
+    def is_checkpoint(self, number: int) -> bool:
+        """Whether the version of this number keeps all that training goes on from; the others are live."""
+        return number % self.checkpoint_every_n_versions == 0

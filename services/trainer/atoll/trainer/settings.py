@@ -34,6 +34,12 @@ class TrainerSettings(ServiceSettings):
         description="Ray cluster to join where workers is ray; without it a private Ray is started",
     )
     ray_namespace: str = Field("atoll", validation_alias="ATOLL_RAY_NAMESPACE", min_length=1)
+    ray_actor_name: str = Field(
+        "atoll-train-bridge",
+        validation_alias="ATOLL_RAY_ACTOR_NAME",
+        min_length=1,
+        description="name of the actor that tells a joined cluster where this driver is",
+    )
     tensor_parallel: int = Field(1, ge=1, description="ranks that share one copy of the model")
     pipeline_parallel: int = Field(1, ge=1, description="stages of consecutive layers that one copy is cut into")
     context_parallel: int = Field(1, ge=1, description="ranks that split every row of a copy by its tokens")
@@ -59,6 +65,20 @@ class TrainerSettings(ServiceSettings):
     score_centering_top_k: int = Field(128, ge=1, description="ids of its head; at most what the gateway captures")
     score_centering_min_tail_mass: float = Field(1e-6, gt=0, lt=1, description="smaller tails are taken for it")
 
+    address: str | None = Field(
+        None, min_length=1, description="host:port that others reach this trainer at; by default the one it listens on"
+    )
+    lease_ttl_s: float = Field(
+        15.0, ge=1, le=3600, description="seconds after which another trainer takes over from one that died"
+    )
+    checkpoint_every_n_versions: int = Field(
+        1, ge=1, description="versions whose number it divides are checkpoints, the others keep their weights alone"
+    )
+    publish_timeout_s: float = Field(
+        600.0,
+        ge=0,
+        description="seconds after which a head that engines refuse and none loads is rolled back; 0: never",
+    )
     max_attempts: int = Field(3, ge=1, description="crashes after which a job is FAILED")
     step_timeout_s: float = Field(3600.0, gt=0, description="seconds a job's training may take before it is a crash")
     min_engines: int = Field(1, ge=1, description="engines that must answer with a version for it to be SERVED")

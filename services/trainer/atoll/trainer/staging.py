@@ -4,7 +4,7 @@ import asyncio
 import errno
 import hashlib
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import structlog
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import artifact_pb2, artifact_service_pb2, artifact_service_pb2_grpc
 from atoll.common.errors import AtollError
+from atoll.common.failpoints import reached
 from atoll.trainer.backend import TrainingBackend
 from atoll.trainer.calls import answer_of
 from atoll.trainer.chain import CALL_SECONDS, ChainVersion
@@ -29,6 +30,15 @@ FIRST_VERSION_FACTOR = 5
 
 HASH_THREADS = 4
 READ_BYTES = 4 << 20
+
+RESTAGE = frozenset(
+    {
+        errors_pb2.REASON_STAGING_NOT_FOUND,
+        errors_pb2.REASON_ARTIFACT_MISMATCH,
+        errors_pb2.REASON_ARTIFACT_NOT_FOUND,
+    }
+)
+"""Refusals after which the artifacts are written again."""
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +58,7 @@ class StagedArtifacts:
 
     model_digest: str
     checkpoint_digest: str
+    """Empty for a live version."""
 
 
 @dataclass(frozen=True)
@@ -65,44 +76,49 @@ class Stager:
         self._backend = backend
         self._patience = patience
 
-    async def refuse_without_room(self, parent: ChainVersion) -> None:
+    async def refuse_without_room(self, parent: ChainVersion, *, durable: bool) -> None:
         """Raises StorageFull when a version as large as its parent does not fit into the store."""
         model = await self._find(parent.model_digest)
-        checkpoint = await self._find(parent.checkpoint_digest) if parent.checkpoint_digest else None
-        needed = FIRST_VERSION_FACTOR * model.total_size
-        if checkpoint is not None:
-            needed = model.total_size + checkpoint.total_size
+        needed = model.total_size
+        if durable and parent.checkpoint_digest:
+            needed += (await self._find(parent.checkpoint_digest)).total_size
+        elif durable:
+            needed = FIRST_VERSION_FACTOR * model.total_size
         refuse_full(Path(model.location), needed)
 
-    async def stage(self, job_id: str, attempt: int, driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
-        """Stages, writes, hashes and seals both artifacts. Repeating it starts over in the same areas.
+    async def stage(
+        self, job_id: str, attempt: int, driver_state: bytes, clock: PhaseClock, *, durable: bool
+    ) -> StagedArtifacts:
+        """Stages, writes, hashes and seals the model and, for a durable version, the checkpoint.
 
-        Raises StorageFull, BackendCrashed.
+        Repeating it starts over in the same areas. Raises StorageFull, BackendCrashed.
         """
-        model = await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_MODEL)
-        checkpoint = await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_CHECKPOINT)
+        areas = [await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_MODEL)]
         try:
-            return await self._fill(model, checkpoint, driver_state, clock)
+            if durable:
+                areas.append(await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_CHECKPOINT))
+            return await self._fill(areas, driver_state, clock)
         except Exception:
-            for area in (model, checkpoint):
+            for area in areas:
                 await self._abandon(area)
             raise
 
-    async def _fill(self, model: _Area, checkpoint: _Area, driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
+    async def _fill(self, areas: Sequence[_Area], driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
         with clock.phase("export"):
-            await asyncio.to_thread(self._write, model.location, checkpoint.location, driver_state)
+            await asyncio.to_thread(self._write, [area.location for area in areas], driver_state)
+        reached("trainer.exported")
         with clock.phase("hash"):
-            manifests = [await asyncio.to_thread(manifest_of, area.location) for area in (model, checkpoint)]
+            manifests = [await asyncio.to_thread(manifest_of, area.location) for area in areas]
         with clock.phase("seal"):
-            sealed = [
-                await self._seal(area, manifest) for area, manifest in zip((model, checkpoint), manifests, strict=True)
-            ]
-        return StagedArtifacts(sealed[0].digest, sealed[1].digest)
+            sealed = [await self._seal(area, manifest) for area, manifest in zip(areas, manifests, strict=True)]
+        reached("trainer.sealed")
+        return StagedArtifacts(sealed[0].digest, sealed[1].digest if len(sealed) > 1 else "")
 
-    def _write(self, model: Path, checkpoint: Path, driver_state: bytes) -> None:
+    def _write(self, directories: Sequence[Path], driver_state: bytes) -> None:
         # The registry hands out empty directories; the backend makes its own.
-        model.rmdir()
-        checkpoint.rmdir()
+        for directory in directories:
+            directory.rmdir()
+        model, checkpoint = directories[0], directories[1] if len(directories) > 1 else None
         try:
             self._backend.stage(model, checkpoint, driver_state)
         except OSError as error:

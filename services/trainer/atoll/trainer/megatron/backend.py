@@ -64,7 +64,12 @@ class MegatronBackend:
         self._has_reference = False
 
     def load(
-        self, model_directory: Path, checkpoint_directory: Path | None, reference_directory: Path | None
+        self,
+        model_directory: Path,
+        checkpoint_directory: Path | None,
+        reference_directory: Path | None,
+        *,
+        weights_from_model: bool = False,
     ) -> Loaded:
         """See `TrainingBackend.load`. Raises `UnsupportedModel` before any worker is touched."""
         architecture = read_architecture(model_directory)
@@ -73,9 +78,8 @@ class MegatronBackend:
             raise UnsupportedModel(reference_directory, "reference model", f"the actor's {architecture}", other)
         if self._group is None or not self._group.alive():
             self._start()
-        answers = self._call_all(
-            "load", (model_directory, checkpoint_directory, reference_directory), self._timeouts.load
-        )
+        directories = (model_directory, checkpoint_directory, reference_directory)
+        answers = self._call_all("load", (*directories, weights_from_model), self._timeouts.load)
         self._architecture = architecture
         self._has_reference = reference_directory is not None
         return cast(Loaded, answers[0])

@@ -61,7 +61,13 @@ class MegatronRank:
         """Families whose `actor_init_hook` has run since the load."""
         warm_up_saving(place.scratch)
 
-    def load(self, model_directory: Path, checkpoint_directory: Path | None, base_directory: Path | None) -> Loaded:
+    def load(
+        self,
+        model_directory: Path,
+        checkpoint_directory: Path | None,
+        base_directory: Path | None,
+        weights_from_model: bool = False,
+    ) -> Loaded:
         """Weights and a fresh optimizer, or everything from a checkpoint; a new critic starts from the base's."""
         architecture = read_architecture(model_directory)
         if self._model is None or self._model.architecture != architecture:
@@ -82,6 +88,8 @@ class MegatronRank:
             self._critic = self._critic or RankModel.build(architecture, self._settings, self._member, contents.critic)
             self._critic_in_use = True
         driver_state = load_checkpoint(checkpoint_directory, self._parts(self._model))
+        if weights_from_model:
+            self._model.take_weights(model_directory)
         return Loaded(self._model.optimizer.steps_taken(), driver_state)
 
     def check_family(self, binding: FamilyBinding) -> None:

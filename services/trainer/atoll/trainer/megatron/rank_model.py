@@ -51,5 +51,9 @@ class RankModel:
 
     def start_from(self, model_directory: Path) -> None:
         """The weights of a model directory and a fresh optimizer."""
-        load_weights(self.module, self.architecture, self.padded_vocab, HfWeights(model_directory).read)
+        self.take_weights(model_directory)
         self.optimizer.reset()
+
+    def take_weights(self, model_directory: Path) -> None:
+        """The weights of a model directory; the optimizer keeps its moments."""
+        load_weights(self.module, self.architecture, self.padded_vocab, HfWeights(model_directory).read)

@@ -1,0 +1,89 @@
+"""Brings the head into the workers' memory, as often as it takes: one that does not load is no job's fault."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from atoll.api.errors.v1 import errors_pb2
+from atoll.common.errors import AtollError, BadConfiguration, InvalidInput
+from atoll.trainer.backend import BackendCrashed
+from atoll.trainer.chain import Chain, ChainVersion
+from atoll.trainer.commits import Committer
+from atoll.trainer.decision import Action, to_hold
+from atoll.trainer.lease import LeaseKeeper
+from atoll.trainer.loading import WorkerModel
+from atoll.trainer.progress import LookAgain
+from atoll.trainer.retries import Patience
+
+log = structlog.get_logger(__name__)
+
+
+class HeadLoader:
+    """on_trainable: told whether the workers can be trained; on_commit: of a recovery's version."""
+
+    def __init__(
+        self,
+        model: WorkerModel,
+        chain: Chain,
+        committer: Committer,
+        lease: LeaseKeeper,
+        patience: Patience,
+        on_trainable: Callable[[bool], Awaitable[None]],
+        on_commit: Callable[[ChainVersion], None],
+    ) -> None:
+        self._model = model
+        self._chain = chain
+        self._committer = committer
+        self._lease = lease
+        self._patience = patience
+        self._on_trainable = on_trainable
+        self._on_commit = on_commit
+        self._failed_loads = 0
+
+    async def take_over(self) -> None:
+        """Waits for the lease, then loads the head, after a recovery where it was live.
+
+        Raises BadConfiguration when that cannot be done: the process has never worked, somebody must look at it.
+        """
+        while True:
+            token = await self._lease.token()
+            head = await self._patience.ask("head", self._chain.head)
+            try:
+                if to_hold(head) is Action.RECOVER:
+                    self._on_commit(await self._committer.recover(head, token))
+                    continue
+                await self._model.load(head)
+            except LookAgain:
+                continue
+            except (BackendCrashed, InvalidInput) as error:
+                raise BadConfiguration(f"version {head.number} cannot be loaded: {error.message}") from error
+            except AtollError as error:
+                if error.reason == errors_pb2.REASON_FENCED:
+                    self._lease.doubt(token)
+                    continue
+                if error.reason == errors_pb2.REASON_NOT_RESTORABLE:
+                    raise BadConfiguration(error.message) from error
+                raise
+            await self._on_trainable(True)
+            return
+
+    async def hold(self, head: ChainVersion, action: Action, token: int) -> None:
+        """One try to load the head, or to append a recovery that can be loaded. What fails is logged and waited for.
+
+        Raises LookAgain, Conflict (FENCED).
+        """
+        try:
+            if action is Action.RECOVER:
+                self._on_commit(await self._committer.recover(head, token))
+                return
+            await self._model.load(head)
+        except AtollError as error:
+            if error.reason == errors_pb2.REASON_FENCED:
+                raise
+            await self._on_trainable(False)
+            log.error("the head does not load, trying again", version=head.number, error=error.message)
+            await asyncio.sleep(self._patience.pause_s(self._failed_loads))
+            self._failed_loads += 1
+        else:
+            await self._on_trainable(True)
+            self._failed_loads = 0
