@@ -1,6 +1,7 @@
 """The chat route before a fake engine: what is answered, what is recorded, and in which order."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError
 from atoll.gateway.records import NewSample, PackedSample
+from atoll.gateway.registry_reader import ChainEntry, RegistryReader
 
 from tests.fakes.fake_engine import END_TOKEN, FakeEngine, log_prob_at, text_of, token_at
 from tests.gateway.http_gateway import HELLO, SCENARIO, HttpGateway
@@ -136,6 +138,36 @@ async def test_a_pinned_version_is_answered_only_while_it_is_served(web: HttpGat
     assert refused.error["code"] == "version_not_served" and refused.error["param"] == "model"
     assert "1:1" in refused.error["message"]
     assert len(await web.samples()) == 1
+
+
+async def test_a_pinned_version_is_answered_by_a_later_one_with_its_weights_and_by_no_other(
+    web: HttpGateway, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = ["0" * 64, "0" * 64, "1" * 64]
+
+    async def version(_reader: RegistryReader, _scenario: str, number: int) -> ChainEntry:
+        parent = number - 1 if number else None
+        now = datetime.now(UTC)
+        return ChainEntry(number, parent, "training", f"1:{number}", "", "grpo", digests[number], {}, now)
+
+    await web.chat()  # reads the model's files from the real registry
+    monkeypatch.setattr(RegistryReader, "version", version)
+    for number, serving in ((0, "1:1"), (1, "1:0"), (1, "1:1"), (2, "1:2")):
+        engine.weight_version = serving
+        answer = await web.chat(model=f"{SCENARIO}@{number}")
+        assert answer.status == 200 and answer.body["atoll"]["weight_version"] == serving, (
+            "recorded under its true name"
+        )
+    for number, serving in ((0, "1:2"), (1, "1:2"), (2, "1:1")):
+        engine.weight_version = serving
+        refused = await web.chat(model=f"{SCENARIO}@{number}")
+        assert refused.status == 409 and refused.error["code"] == "version_not_served"
+    engine.weight_version, engine.behaviour.switch_at = "1:0", 2
+    answer = await web.chat(model=f"{SCENARIO}@0")
+    assert answer.status == 200, "what was published while it answered has the same weights"
+    engine.weight_version = "1:1"
+    refused = await web.chat(model=f"{SCENARIO}@0")
+    assert refused.status == 409 and "1:2 was published while 1:0 answered" in refused.error["message"]
 
 
 async def test_a_pinned_version_that_is_replaced_in_mid_reply_is_refused_and_not_recorded(

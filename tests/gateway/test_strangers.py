@@ -6,6 +6,7 @@ import pytest
 from atoll.gateway.engine_pool import Engine
 from atoll.gateway.registry_reader import RegistryReader
 from atoll.gateway.strangers import Strangers
+from atoll.gateway.version_contents import VersionContents
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
@@ -60,13 +61,13 @@ async def test_the_registry_is_not_asked_for_every_chat_about_versions_of_anothe
         return await ask(scenario, number)
 
     monkeypatch.setattr(reader, "version", counted)
-    strangers = Strangers(reader)
+    strangers = Strangers(VersionContents(reader))
     other = Engine("http://other", True, "1:7", "/store/artifacts/" + "0" * 64 + "/files")
     for _ in range(5):
         assert await strangers.among([other], SCENARIO) == {other.url}
     assert asked == [7]
-    monkeypatch.setattr("atoll.gateway.strangers.ABSENT_SECONDS", 0.0)
-    later = Strangers(reader)
+    monkeypatch.setattr("atoll.gateway.version_contents.ABSENT_SECONDS", 0.0)
+    later = Strangers(VersionContents(reader))
     for _ in range(2):
         await later.among([other], SCENARIO)
     assert asked == [7, 7, 7], "it may come after a while"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from atoll.api.errors.v1 import errors_pb2
@@ -24,6 +24,7 @@ from atoll.gateway.schema_errors import validated
 from atoll.gateway.strangers import Strangers
 from atoll.gateway.strict_json import parse_object
 from atoll.gateway.unsupported import without_unsupported
+from atoll.gateway.version_contents import Pin, VersionContents, is_weight_version
 
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature and reports the log-probs of temperature 1."""
@@ -56,8 +57,8 @@ class Chat:
     """One per choice."""
     head: Head | None
     """The newest version, as last heard."""
-    pinned: str | None
-    """The only weight version that may answer."""
+    pinned: Pin | None
+    """The only version that may answer."""
     strangers: frozenset[str]
     """URLs of engines that serve another scenario."""
     created_at: datetime
@@ -86,7 +87,8 @@ class ChatPreparer:
         self._engines = engines
         self._default_scenario = default_scenario
         self._capture_top_k = capture_top_k
-        self._strangers = Strangers(registry)
+        self._contents = VersionContents(registry)
+        self._strangers = Strangers(self._contents)
 
     async def prepare(self, raw: bytes, scenario_header: str | None) -> Chat:
         """Raises InvalidInput, NotFound (unknown scenario), Conflict (version not served), Unavailable (registry)."""
@@ -134,23 +136,25 @@ class ChatPreparer:
         family = (await self._scenarios.get(scenario)).family
         return min(max(family.sampler_top_k, self._capture_top_k), vocabulary_size)
 
-    async def _served(self, choice: ScenarioChoice) -> str:
-        """The weight version of the version that the request insists on, when an engine serves it right now."""
+    async def _served(self, choice: ScenarioChoice) -> Pin:
+        """The version that the request insists on, when an engine serves its weights right now."""
         assert choice.number is not None
         try:
-            wanted = (await self._registry.version(choice.scenario, choice.number)).weight_version
+            wanted = await self._registry.version(choice.scenario, choice.number)
         except NotFound as error:
             raise NotFound(error.message, reason=error.reason, field=choice.field) from None
         await self._engines.probe()
-        served = sorted({engine.weight_version or "nothing" for engine in self._engines.engines if engine.healthy})
-        if wanted not in served:
+        served = {engine.weight_version for engine in self._engines.engines if engine.healthy and engine.weight_version}
+        pin = Pin(choice.scenario, wanted.weight_version, wanted.model_digest, frozenset(), self._contents)
+        names = frozenset([name for name in served if is_weight_version(name) and await pin.allows(name)])
+        if not names:
             raise Conflict(
-                f"version {choice.number} of {choice.scenario} ({wanted}) is not served, "
-                f"{', '.join(served) or 'nothing'} is; ask for model {choice.scenario!r} to get the newest",
+                f"version {choice.number} of {choice.scenario} ({wanted.weight_version}) is not served, "
+                f"{', '.join(sorted(served)) or 'nothing'} is; ask for model {choice.scenario!r} to get the newest",
                 reason=errors_pb2.REASON_VERSION_NOT_SERVED,
                 field=choice.field,
             )
-        return wanted
+        return replace(pin, served=names)
 
 
 def _sampling(request: ChatRequest, prompt_length: int, limit: int, vocabulary_size: int) -> SamplingParams:

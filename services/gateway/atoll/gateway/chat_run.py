@@ -39,7 +39,7 @@ class ChatRun:
             vocabulary_size=chat.vocabulary_size,
             top_k=chat.top_k,
             head=chat.head,
-            pinned=chat.pinned,
+            pinned=None if chat.pinned is None else chat.pinned.served,
             strangers=chat.strangers,
             streamed=chat.request.stream,
             deadline=asyncio.get_running_loop().time() + timeout_s,
@@ -64,7 +64,7 @@ class ChatRun:
             completion, chunk = item
             if chunk.finish is not None:
                 unfinished -= 1
-                self._check_end(completion)
+                await self._check_end(completion)
             yield completion, chunk
 
     async def record(self, *completions: Completion) -> None:
@@ -109,16 +109,19 @@ class ChatRun:
         except Exception as error:
             self._arrived.put_nowait(error)
 
-    def _check_end(self, completion: Completion) -> None:
+    async def _check_end(self, completion: Completion) -> None:
         finish = completion.finish
         assert finish is not None
         if finish.reason is FinishReason.ABORT:
             raise EngineUnavailable(f"the engine cut the reply: {finish.detail or 'no reason given'}")
-        pinned = self.chat.pinned
-        overtaken = sorted({span.weight_version for span in finish.spans} - {pinned})
-        if pinned is not None and overtaken:
+        pin = self.chat.pinned
+        if pin is None:
+            return
+        versions = sorted({span.weight_version for span in finish.spans})
+        overtaken = [version for version in versions if not await pin.allows(version)]
+        if overtaken:
             raise Conflict(
-                f"{', '.join(overtaken)} was published while {pinned} answered; nothing was recorded",
+                f"{', '.join(overtaken)} was published while {pin.weight_version} answered; nothing was recorded",
                 reason=errors_pb2.REASON_VERSION_NOT_SERVED,
                 field="model",
             )

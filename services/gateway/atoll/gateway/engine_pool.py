@@ -1,4 +1,9 @@
-"""The serving engines: which of them answer, what they serve, and which one takes the next request."""
+"""The serving engines: which of them answer, what they serve, and which one takes the next request.
+
+A gateway does not see a publish. It sees what an engine reports and which weights its replies came from. An engine that
+refused an update keeps reporting the version before, and takes traffic only while no other serves the head; one whose
+report and replies disagree has weights that nobody named, and takes none until they agree.
+"""
 
 import asyncio
 import contextlib
@@ -34,6 +39,8 @@ class Engine:
     """None until it has said so, and when it takes the model's own limit."""
     in_flight: int = 0
     problem: str = "not asked yet"
+    doubted: bool = False
+    """A reply came from other weights than it reports. Out of traffic until both agree."""
 
 
 class EnginePool:
@@ -46,6 +53,7 @@ class EnginePool:
         self._clients: dict[tuple[str, int], EngineClient] = {}
         self._following: list[asyncio.Task[None]] = []
         self._look = asyncio.Event()
+        self._rechecks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Asks every engine what it serves, again and again; returns once all have answered, or soon without them."""
@@ -55,9 +63,10 @@ class EnginePool:
         self._following = [asyncio.create_task(self._follow(engine)) for engine in self.engines]
 
     async def stop(self) -> None:
-        for task in self._following:
+        tasks = [*self._following, *self._rechecks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._following, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for client in self._clients.values():
             await client.close()
 
@@ -68,20 +77,24 @@ class EnginePool:
             self._clients[key] = EngineClient(engine.url, vocabulary_size, idle_timeout_s=self._reply_timeout_s)
         return self._clients[key]
 
-    def choose(self, head: Head | None, pinned: str | None, strangers: frozenset[str]) -> Engine:
+    def choose(self, head: Head | None, pinned: frozenset[str] | None, strangers: frozenset[str]) -> Engine:
         """The engine for the next request: one that answers, serves the head, and has the least to do, in this order.
 
         head: the scenario's newest version, None when unknown: then any engine will do. pinned: only an engine that
-        serves this weight version. strangers: URLs of engines of other scenarios. Raises EngineUnavailable when none is
-        left; the engines are asked again at once then, because what is known of them may be old.
+        serves one of these weight versions. strangers: URLs of engines of other scenarios. Raises EngineUnavailable
+        when none is left; the engines are asked again at once then, because what is known of them may be old.
         """
         if not self.engines:
             raise EngineUnavailable("no serving engine is configured")
         known = [engine for engine in self.engines if engine.url not in strangers]
         if not known:
             raise EngineUnavailable("every serving engine serves another scenario")
+        known = [engine for engine in known if not engine.doubted]
+        if not known:
+            raise EngineUnavailable("no engine agrees with itself about what it serves; an update failed half-way")
         if pinned is not None:
-            candidates, wanted = [engine for engine in known if engine.weight_version == pinned], pinned
+            candidates = [engine for engine in known if engine.weight_version in pinned]
+            wanted = " or ".join(sorted(pinned))
         elif head is not None:
             # One that has not answered yet is tried when there is no other.
             candidates = [e for e in known if e.weight_version is None or serves_now(e.weight_version, head)]
@@ -96,7 +109,7 @@ class EnginePool:
             candidates,
             key=lambda engine: (
                 not engine.healthy,
-                head is not None and engine.weight_version != head.weight_version,
+                head is not None and engine.weight_version not in head.content,
                 engine.in_flight,
             ),
         )
@@ -140,16 +153,37 @@ class EnginePool:
                 info = await client.model_info()
                 if not engine.healthy:
                     engine.context_length = await client.context_length()
+                sampled_by = await client.weight_version() if engine.doubted else info.weight_version
         except TimeoutError:
             self.failed(engine, EngineUnavailable(f"{engine.url} says nothing within {PROBE_SECONDS:g} s"))
             return
         except AtollError as error:
             self.failed(engine, error)
             return
+        if sampled_by != info.weight_version:
+            problem = f"{engine.url} reports {info.weight_version} and samples from {sampled_by}"
+            self.failed(engine, EngineUnavailable(problem))
+            return
+        engine.doubted = False
         if not engine.healthy or engine.weight_version != info.weight_version:
             log.info("engine serves", engine=engine.url, weight_version=info.weight_version)
         engine.healthy, engine.problem = True, ""
         engine.weight_version, engine.model_path = info.weight_version, info.model_path
+
+    def sampled(self, engine: Engine, weight_version: str) -> None:
+        """A reply's last token came from these weights. An engine that reports others has been published to since, or
+        took an update half-way: it is asked at once, and doubted unless it says the same."""
+        if weight_version != engine.weight_version and not engine.doubted:
+            task = asyncio.create_task(self._recheck(engine, weight_version))
+            self._rechecks.add(task)
+            task.add_done_callback(self._rechecks.discard)
+
+    async def _recheck(self, engine: Engine, weight_version: str) -> None:
+        await self._probe(engine)
+        if engine.healthy and engine.weight_version != weight_version:
+            engine.doubted = True
+            # Asks the weights themselves this time.
+            await self._probe(engine)
 
     def failed(self, engine: Engine, error: AtollError) -> None:
         """Others are preferred until the engine answers a probe again."""

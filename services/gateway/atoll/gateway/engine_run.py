@@ -30,8 +30,8 @@ class Ask:
     """Most likely ids to tell with every token."""
     head: Head | None
     """The newest version, None when it is not known."""
-    pinned: str | None
-    """The only weight version allowed."""
+    pinned: frozenset[str] | None
+    """The only weight versions allowed."""
     strangers: frozenset[str]
     """URLs of engines that serve another scenario."""
     streamed: bool
@@ -109,6 +109,7 @@ class EngineRun:
                 )
                 async with aclosing(stream) as chunks:
                     async for chunk in chunks:
+                        self._note(engine, chunk)
                         yield chunk
             else:
                 whole = await client.generate_once(
@@ -118,11 +119,17 @@ class EngineRun:
                     rid=rid,
                     timeout_s=self._seconds_left(),
                 )
-                yield GenerationChunk(
+                chunk = GenerationChunk(
                     whole.index, whole.token_ids, whole.log_probs, whole.text, whole.top_k, whole.finish
                 )
+                self._note(engine, chunk)
+                yield chunk
         finally:
             engine.in_flight -= 1
+
+    def _note(self, engine: Engine, chunk: GenerationChunk) -> None:
+        if chunk.finish is not None and chunk.finish.spans:
+            self._pool.sampled(engine, chunk.finish.spans[-1].weight_version)
 
     def _seconds_left(self) -> float:
         return max(0.01, self._ask.deadline - asyncio.get_running_loop().time())
