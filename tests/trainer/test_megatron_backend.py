@@ -39,7 +39,7 @@ def test_log_probs_equal_transformers(
 
 
 @pytest.mark.parametrize(
-    ("tensor", "data", "rows_at_once"), [(1, 1, 1), (1, 1, 4), (2, 1, 4), (1, 2, 1), (1, 2, 4), (1, 2, 256)]
+    ("tensor", "data", "rows_at_once"), [(1, 1, 1), (1, 1, 4), (2, 1, 1), (2, 1, 4), (1, 2, 1), (1, 2, 4), (1, 2, 256)]
 )
 def test_one_step_equals_autograd_in_float64(
     tensor: int, data: int, rows_at_once: int, megatron_pool: Pool, tiny_model: TinyModel
