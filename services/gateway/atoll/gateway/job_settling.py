@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import structlog
+from atoll.common.failpoints import reached
 from atoll.gateway.database import Database, lock_scenario, microseconds
 from atoll.gateway.records import BatchState, JobOutcome, SampleState
 from atoll.gateway.tables import batches, reports, sample_claims
@@ -48,5 +49,6 @@ def settle(database: Database, job_id: str, outcome: JobOutcome) -> bool:
             connection.execute(
                 update(sample_claims).where(held).values(state=state.value, code=outcome.code, reason=outcome.reason)
             )
+    reached("gateway.settled")
     log.info("batch ended", job=job_id, scenario=scenario, state=outcome.state.value, reason=outcome.reason)
     return True

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 import structlog
+from atoll.common.failpoints import reached
 from atoll.common.names import new_id
 from atoll.families.batching import ReportView
 from atoll.gateway.batching import form_batches, settle_outdated
@@ -65,6 +66,7 @@ class ReportIntake:
         bound = await self._binding(report.scenario)
         # Checked in the thread too: megabytes of metadata are no matter for the event loop.
         answer, formed = await asyncio.to_thread(lambda: self._record(bound, checked_report(report)))
+        reached("gateway.batch_formed" if formed else "gateway.report_recorded")
         log.info(
             "report",
             scenario=report.scenario,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import structlog
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, InternalError, Unavailable
+from atoll.common.failpoints import reached
 from atoll.gateway.database import Database
 from atoll.gateway.records import NewSample
 from atoll.gateway.sample_checks import check_sample
@@ -117,6 +118,7 @@ class SampleWriter:
         try:
             with self._database.writing() as connection:
                 connection.execute(insert(samples), [waiting.row for waiting in group])
+            reached("gateway.sample_recorded")
         except IntegrityError as conflict:
             if len(group) > 1:
                 # One row that cannot be stored must not fail the others.

@@ -7,6 +7,7 @@ import grpc
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2
 from atoll.common.errors import REASON_PREFIX, AtollError, InvalidInput, Unavailable
+from atoll.common.failpoints import reached
 from atoll.common.rpc_errors import from_rpc_error
 from atoll.common.structs import struct_from
 from atoll.gateway.records import Batch, BatchState, JobOutcome, Settlement
@@ -65,6 +66,7 @@ class TrainerClient:
         try:
             while True:
                 trainer, job = await self._trainers.ask(batch.scenario, submit)
+                reached("gateway.submitted")
                 on_change(job)
                 if job.state in _ENDED:
                     return outcome_of(job)

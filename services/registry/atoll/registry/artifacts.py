@@ -11,6 +11,7 @@ from typing import BinaryIO
 import sqlalchemy as sa
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict, InvalidInput
+from atoll.common.failpoints import reached
 from atoll.registry import manifest, tables
 from atoll.registry.artifact_rows import artifact_not_found
 from atoll.registry.database import Database
@@ -61,9 +62,11 @@ class Artifacts:
                     artifact = self.record(digest, area.kind, ordered, now)
                     self.store.drop(area)
                 elif self.store.place(area, digest):
+                    reached("registry.placed")
                     artifact = self.record(digest, area.kind, ordered, now)
                 else:
                     return self._sealed_before(digest, staging_id)
+        reached("registry.sealed")
         self.store.empty_trash()
         return artifact
 

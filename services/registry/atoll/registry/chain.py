@@ -6,6 +6,7 @@ from itertools import islice
 import sqlalchemy as sa
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict, InvalidInput, NotFound
+from atoll.common.failpoints import reached
 from atoll.common.names import check_id
 from atoll.common.weight_version import WeightVersion
 from atoll.registry import tables
@@ -79,6 +80,7 @@ class Chain:
                 .where(_SCENARIOS.c.scenario_id == content.scenario)
                 .values(head=number, incarnation=incarnation, revision=version.revision)
             )
+        reached("registry.committed")
         return version
 
     def get(self, scenario: str, *, number: int | None = None, job_id: str | None = None) -> Version:

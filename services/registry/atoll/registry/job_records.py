@@ -11,6 +11,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict, InvalidInput, NotFound
+from atoll.common.failpoints import reached
 from atoll.common.names import check_id
 from atoll.registry import tables
 from atoll.registry.artifact_rows import check_artifacts
@@ -76,6 +77,7 @@ class JobRecords:
             else:
                 record = replace(known, progress=progress, fencing_token=fencing_token, updated_at=now)
                 update_record(connection, record)
+        reached(f"registry.recorded_{progress.phase.value}")
         return record
 
     def get(self, scenario: str, job_id: str) -> JobRecord:

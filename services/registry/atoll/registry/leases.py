@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import Conflict, InvalidInput
+from atoll.common.failpoints import reached
 from atoll.common.names import check_id
 from atoll.registry import tables
 from atoll.registry.database import Database
@@ -77,7 +78,8 @@ class Leases:
                 token = known.fencing_token
             lease = Lease(scenario, role, holder, address, token, ttl)
             _put(connection, lease, now + ttl, is_new=known is None)
-            return lease
+        reached("registry.leased")
+        return lease
 
     def renew(self, scenario: str, role: str, holder: str, fencing_token: int, ttl: timedelta) -> Lease:
         """Extends a lease that the holder still has. Raises InvalidInput, NotFound(SCENARIO_NOT_FOUND) and
