@@ -76,6 +76,8 @@ class LossFamily(ABC, Generic[OptionsT_co]):
     """Channels that `objective.py` must fill; the workers refuse to start without them, and with any other."""
     objective_module: ClassVar[str | None] = None
     """Module of the hooks; None: `objective` beside the module of this class."""
+    hook_prefix: ClassVar[str | None] = None
+    """What the names of the hooks start with, where families share them; None: the family's name."""
     uses_pg_loss_primitive: ClassVar[bool] = False
     """Keeps the stock policy loss and replaces its per-token primitive by the PG_LOSS hook."""
 

@@ -44,8 +44,8 @@ _READS: dict[Estimator, tuple[tuple[TeacherColumn, ColumnDtype], ...]] = {
 class DistillFamily(LossFamily[DistillOptionsT_co]):
     """A family that lowers a divergence to a teacher at every trained token of the student's own samples.
 
-    A subclass names itself, its defaults and its batching, and says what the teacher reads (`teacher_prompt`). Its
-    `objective.py` forwards to `distill.objective`. Per rollout the mean over trained tokens, then the mean over
+    A subclass names itself, its defaults and its batching, and says what the teacher reads (`teacher_prompt`); the
+    hooks are those of `distill.objective`. Per rollout the mean over trained tokens, then the mean over
     rollouts; one optimizer step per job, because the teacher's scores are those of the job's first weights.
     """
 
@@ -54,6 +54,8 @@ class DistillFamily(LossFamily[DistillOptionsT_co]):
     required_objective_hooks: ClassVar[frozenset[HookChannel]] = frozenset(
         {HookChannel.LOSS, HookChannel.ACTOR_PRE_TRAIN}
     )
+    objective_module: ClassVar[str | None] = "atoll.families.distill.objective"
+    hook_prefix: ClassVar[str | None] = "distill"
     columns: ClassVar[tuple[ColumnSpec, ...]] = (
         ColumnSpec(TEACHER_TOKENS, ColumnDtype.INT32, in_loss_batch=False),
         ColumnSpec(SAMPLE_WEIGHT, ColumnDtype.FLOAT32, logged=True),

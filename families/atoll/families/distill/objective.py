@@ -8,10 +8,12 @@ import torch
 from atoll.families.distill.family import SAMPLE_WEIGHT, TEACHER_TOKENS
 from atoll.families.distill.options import DistillOptions, Teacher
 from atoll.families.divergence_spec import Estimator, TeacherColumn
+from atoll.families.family import HookChannel
 from atoll.families.losses.actor import CURRENT_WEIGHTS, Actor, RolloutData, RowReader
 from atoll.families.losses.batch import LossBatch
 from atoll.families.losses.distillation import distillation_loss
 from atoll.families.losses.divergence import teacher_log_prob_rows
+from atoll.families.losses.hooks import objective_hook
 from atoll.families.losses.reducer import Reducer
 from atoll.families.losses.score_centering import ScoreCentering
 from atoll.families.losses.top_k import log_probs_at_top_ids, top_k_ids
@@ -26,6 +28,7 @@ CHECKPOINT_WEIGHTS = "distill_checkpoint"
 """Name of those of a separate teacher: another one, so that a self teacher never takes them for its own."""
 
 
+@objective_hook(HookChannel.LOSS)
 def distill_loss(
     args: HookArgs[DistillOptions], batch: LossBatch, logits: Tensor, reduce: Reducer
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -36,6 +39,7 @@ def distill_loss(
     return distillation_loss(options.distillation_spec(), batch, logits, reduce, weights, centering)
 
 
+@objective_hook(HookChannel.ACTOR_PRE_TRAIN)
 def distill_actor_pre_train(actor: Actor, rollout_data: RolloutData) -> None:
     """Fills what the teacher says about the step's rows, with the student's ids where it selects them."""
     options = cast(DistillOptions, actor.args.options)

@@ -113,10 +113,11 @@ def resolve_hooks(family: type[AnyFamily]) -> ObjectiveHooks:
 
 def _check_hook(family: type[AnyFamily], module_name: str, attribute: str, hook: ObjectiveHook[..., object]) -> None:
     suffix, arity = _SUFFIX_AND_ARITY[hook.channel]
-    if attribute != family.name + suffix:
+    name = (family.hook_prefix or family.name) + suffix
+    if attribute != name:
         raise family_malformed(
-            f"loss family {family.name}: the {hook.channel.value} of {module_name} must be named "
-            f"{family.name}{suffix}, got {attribute}"
+            f"loss family {family.name}: the {hook.channel.value} of {module_name} must be named {name}, "
+            f"got {attribute}"
         )
     arguments = len(inspect.signature(hook.function).parameters)
     if arguments != arity:

@@ -1,16 +1,13 @@
 """The K most likely ids of every token, and log-probs at K ids, over a vocabulary that is split into shards.
 
-    d log p(i_k) / dz_u = [u = i_k] - p_u        so, for incoming g_k: scatter(g)_u - p_u sum_k g_k
-
 Ids are ordered by (logit descending, id ascending) on every layout: logits in bfloat16 tie at the K-th place in most
 rows, and the set must not depend on how the columns are split.
 """
 
 import torch
 import torch.distributed as dist
-from atoll.families.losses.vocab import Columns, VocabShard, all_reduce, check_inputs, row_chunks, rows_of_a_chunk
+from atoll.families.losses.vocab import Columns, VocabShard, row_chunks, rows_of_a_chunk, statistics_at_ids
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 
 @torch.no_grad()
@@ -88,57 +85,4 @@ def log_probs_at_top_ids(
     `shard.group`. A token whose incoming gradient is 0 gets gradient 0, whatever its logits hold.
     Raises: ValueError for shapes that do not fit and ids outside [0, V).
     """
-    check_inputs(logits, ids, temperatures, shard, logit_rows)
-    output: Tensor = _LogProbsAtTopIds.apply(  # type: ignore[no-untyped-call]
-        logits, ids, temperatures, logit_rows, shard, chunk_rows or rows_of_a_chunk(logits)
-    )
-    return output
-
-
-class _LogProbsAtTopIds(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        logits: Tensor,
-        ids: Tensor,
-        temperatures: Tensor,
-        logit_rows: Tensor | None,
-        shard: VocabShard,
-        chunk_rows: int,
-    ) -> Tensor:
-        columns = Columns.of(logits, shard)
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        log_probs = torch.empty(ids.shape, dtype=dtype, device=logits.device)
-        lse = torch.empty(len(ids), dtype=dtype, device=logits.device)
-        for chunk in row_chunks(len(ids), chunk_rows):
-            z = columns.scaled(logits, temperatures, logit_rows, chunk)
-            top = z.amax(-1) if columns.count else torch.full_like(lse[chunk], -torch.inf)
-            all_reduce(top, dist.ReduceOp.MAX, shard)
-            z -= top[:, None]
-            local, owned = columns.local_ids(ids[chunk])
-            targets = z.gather(1, local).masked_fill(~owned, 0) if columns.count else torch.zeros_like(log_probs[chunk])
-            sums = torch.cat([z.exp_().sum(-1, keepdim=True), targets], 1)
-            all_reduce(sums, dist.ReduceOp.SUM, shard)
-            log_total = sums[:, 0].log()
-            lse[chunk] = top + log_total
-            log_probs[chunk] = sums[:, 1:] - log_total[:, None]
-        ctx.save_for_backward(logits, ids, temperatures, logit_rows, lse)  # type: ignore[arg-type]
-        ctx.columns, ctx.chunk_rows = columns, chunk_rows  # type: ignore[attr-defined]
-        return log_probs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad_log_probs: Tensor) -> tuple[Tensor | None, ...]:
-        logits, ids, temperatures, logit_rows, lse = ctx.saved_tensors  # type: ignore[attr-defined]
-        columns: Columns = ctx.columns  # type: ignore[attr-defined]
-        grad_logits = torch.zeros_like(logits)
-        for chunk in row_chunks(len(ids), ctx.chunk_rows):  # type: ignore[attr-defined]
-            if not columns.count:
-                break
-            incoming = grad_log_probs[chunk]
-            grad = columns.scaled(logits, temperatures, logit_rows, chunk).sub_(lse[chunk, None]).exp_()
-            grad *= -incoming.sum(-1, keepdim=True)
-            local, owned = columns.local_ids(ids[chunk])
-            grad.scatter_add_(1, local, incoming * owned)
-            columns.add_gradient(grad_logits, grad, (incoming == 0).all(-1), temperatures, logit_rows, chunk)
-        return grad_logits, None, None, None, None, None
+    return statistics_at_ids(logits, ids, temperatures, shard, logit_rows, chunk_rows).log_probs

@@ -62,10 +62,11 @@ def token_statistics(
     same tokens. A token whose incoming gradient is 0 gets gradient 0, whatever its logits hold.
     Raises: ValueError for shapes that do not fit and ids outside [0, V).
     """
-    return _statistics(logits, ids, temperatures, shard, logit_rows, chunk_rows, with_entropy=True)
+    found = statistics_at_ids(logits, ids[:, None], temperatures, shard, logit_rows, chunk_rows, with_entropy=True)
+    return found._replace(log_probs=found.log_probs[:, 0])
 
 
-def _statistics(
+def statistics_at_ids(
     logits: Tensor,
     ids: Tensor,
     temperatures: Tensor,
@@ -73,12 +74,12 @@ def _statistics(
     logit_rows: Tensor | None,
     chunk_rows: int | None = None,
     *,
-    with_entropy: bool,
+    with_entropy: bool = False,
 ) -> TokenStatistics:
-    """`token_statistics`, of which the entropy costs a third: without it, it is 0."""
+    """`token_statistics` for ids [T, K], so that the log-probs are [T, K]. The entropy costs a third: without it, 0."""
     check_inputs(logits, ids, temperatures, shard, logit_rows)
     rows_of_chunk = chunk_rows or rows_of_a_chunk(logits)
-    outputs: tuple[Tensor, Tensor, Tensor] = _TokenStatistics.apply(  # type: ignore[no-untyped-call]
+    outputs: tuple[Tensor, Tensor, Tensor] = _StatisticsAtIds.apply(  # type: ignore[no-untyped-call]
         logits, ids, temperatures, logit_rows, shard, rows_of_chunk, with_entropy
     )
     return TokenStatistics(*outputs)
@@ -86,24 +87,24 @@ def _statistics(
 
 def log_sum_exp(logits: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None) -> Tensor:
     """log sum_v exp(z_v) [T], like `token_statistics`."""
-    ids = torch.zeros(len(temperatures), dtype=torch.int64, device=logits.device)
-    return _statistics(logits, ids, temperatures, shard, logit_rows, with_entropy=False).log_sum_exp
+    none = torch.zeros(len(temperatures), 0, dtype=torch.int64, device=logits.device)
+    return statistics_at_ids(logits, none, temperatures, shard, logit_rows).log_sum_exp
 
 
 def log_probs_at_ids(
     logits: Tensor, ids: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None
 ) -> Tensor:
     """log p(ids) [T], like `token_statistics`."""
-    return _statistics(logits, ids, temperatures, shard, logit_rows, with_entropy=False).log_probs
+    return statistics_at_ids(logits, ids[:, None], temperatures, shard, logit_rows).log_probs[:, 0]
 
 
 def entropy(logits: Tensor, temperatures: Tensor, shard: VocabShard, *, logit_rows: Tensor | None = None) -> Tensor:
     """-sum_v p_v log p_v [T], like `token_statistics`."""
-    ids = torch.zeros(len(temperatures), dtype=torch.int64, device=logits.device)
-    return token_statistics(logits, ids, temperatures, shard, logit_rows=logit_rows).entropy
+    none = torch.zeros(len(temperatures), 0, dtype=torch.int64, device=logits.device)
+    return statistics_at_ids(logits, none, temperatures, shard, logit_rows, with_entropy=True).entropy
 
 
-class _TokenStatistics(torch.autograd.Function):
+class _StatisticsAtIds(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx,
@@ -117,23 +118,24 @@ class _TokenStatistics(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         columns = Columns.of(logits, shard)
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        lse, log_probs, entropies = torch.zeros(3, len(ids), dtype=dtype, device=logits.device)
+        lse, entropies = torch.zeros(2, len(ids), dtype=dtype, device=logits.device)
+        log_probs = torch.empty(ids.shape, dtype=dtype, device=logits.device)
         for chunk in row_chunks(len(ids), chunk_rows):
             z = columns.scaled(logits, temperatures, logit_rows, chunk)
             top = z.amax(-1) if columns.count else torch.full_like(lse[chunk], -torch.inf)
             all_reduce(top, dist.ReduceOp.MAX, shard)
             z -= top[:, None]
             local, owned = columns.local_ids(ids[chunk])
-            target = z.gather(1, local[:, None])[:, 0].masked_fill(~owned, 0) if columns.count else top * 0
+            targets = z.gather(1, local).masked_fill(~owned, 0) if columns.count else torch.zeros_like(log_probs[chunk])
             weights = z.exp_()
-            spread = torch.special.entr(weights).sum(-1) if with_entropy else torch.zeros_like(target)
-            sums = torch.stack([weights.sum(-1), spread, target])
+            spread = torch.special.entr(weights).sum(-1) if with_entropy else torch.zeros_like(top)
+            sums = torch.cat([torch.stack([weights.sum(-1), spread], 1), targets], 1)
             all_reduce(sums, dist.ReduceOp.SUM, shard)
-            log_total = sums[0].log()
+            log_total = sums[:, 0].log()
             lse[chunk] = top + log_total
-            log_probs[chunk] = sums[2] - log_total
+            log_probs[chunk] = sums[:, 2:] - log_total[:, None]
             if with_entropy:
-                entropies[chunk] = log_total + sums[1] / sums[0]
+                entropies[chunk] = log_total + sums[:, 1] / sums[:, 0]
         ctx.save_for_backward(logits, ids, temperatures, logit_rows, lse, entropies)  # type: ignore[arg-type]
         ctx.columns, ctx.chunk_rows = columns, chunk_rows  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
@@ -147,22 +149,24 @@ class _TokenStatistics(torch.autograd.Function):
         logits, ids, temperatures, logit_rows, lse, entropies = ctx.saved_tensors  # type: ignore[attr-defined]
         columns: Columns = ctx.columns  # type: ignore[attr-defined]
         grad_logits = torch.zeros_like(logits)
-        zero = torch.zeros_like(lse)
-        of_lse, of_log_probs, of_entropy = (zero if g is None else g for g in (grad_lse, grad_log_probs, grad_entropy))
+        of_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
+        of_log_probs = torch.zeros(ids.shape, dtype=lse.dtype, device=lse.device)
+        of_log_probs = of_log_probs if grad_log_probs is None else grad_log_probs
+        of_entropy = torch.zeros_like(lse) if grad_entropy is None else grad_entropy
         for chunk in row_chunks(len(ids), ctx.chunk_rows):  # type: ignore[attr-defined]
             if not columns.count:
                 break
             log_p = columns.scaled(logits, temperatures, logit_rows, chunk).sub_(lse[chunk, None])
             grad = log_p.exp()
-            factor = (of_lse[chunk] - of_log_probs[chunk])[:, None]
+            factor = (of_lse[chunk] - of_log_probs[chunk].sum(-1))[:, None]
             if grad_entropy is not None:
                 # A column of logit -inf has p = 0 and no gradient; -inf would make 0 * inf of it.
                 log_p.clamp_(min=torch.finfo(log_p.dtype).min / 4)
                 factor = factor - of_entropy[chunk, None] * (log_p + entropies[chunk, None])
             grad *= factor
             local, owned = columns.local_ids(ids[chunk])
-            grad.scatter_add_(1, local[:, None], (of_log_probs[chunk] * owned)[:, None])
-            idle = (of_lse[chunk] == 0) & (of_log_probs[chunk] == 0) & (of_entropy[chunk] == 0)
+            grad.scatter_add_(1, local, of_log_probs[chunk] * owned)
+            idle = (of_lse[chunk] == 0) & (of_log_probs[chunk] == 0).all(-1) & (of_entropy[chunk] == 0)
             columns.add_gradient(grad_logits, grad, idle, temperatures, logit_rows, chunk)
         return grad_logits, None, None, None, None, None, None
 
