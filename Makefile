@@ -1,6 +1,6 @@
 # `make demo` and `make test` work on a fresh clone; scripts/install makes the environment once and is a no-op after that.
 .DEFAULT_GOAL := help
-.PHONY: help install proto lint demo test chaos test-failed test-slow test-slow-failed clean
+.PHONY: help install proto lint demo test chaos test-failed test-slow test-slow-failed bench-teacher clean
 
 PYTHON_BIN := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
@@ -33,6 +33,9 @@ chaos: install  ## 212 SIGKILLs of random processes of a running loop (20 minute
 
 test-failed test-slow-failed: install
 	$(PYTHON_BIN) -m pytest --last-failed $(if $(findstring slow,$@),-m slow)
+
+bench-teacher: install  ## the teacher service against its bare engine
+	$(PYTHON_BIN) benchmarks/teacher.py
 
 clean:  ## remove what tools left behind (not .venv)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
