@@ -18,7 +18,7 @@ from atoll.engine.models.tiny import make_tiny
 
 from tests.chaos.deployment import Shape
 from tests.chaos.invariants import Findings
-from tests.chaos.run import ChaosRun, Outcome, Plan
+from tests.chaos.run import LEASE_TTL_S, ChaosRun, Outcome, Plan
 
 
 def main() -> int:
@@ -31,9 +31,12 @@ def main() -> int:
     arguments = parser.parse_args()
     directory = arguments.directory or Path(tempfile.mkdtemp(prefix="atoll-chaos-"))
     model = make_tiny(directory / "model", 0)
+    settings = {"LEASE_TTL_S": str(LEASE_TTL_S), "CHECKPOINT_EVERY_N_VERSIONS": "3"}
+    fake = Shape(trainers=2, engines=2, trainer_settings=settings)
+    real = Shape(real_engine=True, keep_checkpoints=40, trainer_settings=settings)
     plans = {
-        "fake": Plan(arguments.kills, arguments.seed, Shape(engines=2)),
-        "real": Plan(arguments.real_kills, arguments.seed, Shape(real_engine=True, keep_checkpoints=40), pause_s=8.0),
+        "fake": Plan(arguments.kills, arguments.seed, fake),
+        "real": Plan(arguments.real_kills, arguments.seed, real, pause_s=8.0),
     }
     found, kills = Findings(), 0
     for name, plan in plans.items():

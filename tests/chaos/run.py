@@ -21,6 +21,7 @@ MAX_OPEN_BATCHES = 2
 PROGRESS_SECONDS = 120.0
 """Without a fault, the next version comes within this."""
 QUIET_SECONDS = 120.0
+LEASE_TTL_S = 3.0
 EVERY_KIND = {"registry": 3.0, "gateway": 4.0, "engine": 3.0, "trainer": 4.0, "worker": 4.0}
 
 
@@ -39,7 +40,7 @@ class Plan:
     stop_every_kills: int = 20
     """A trainer is stopped beyond its lease and continued."""
     rollback_every_kills: int = 40
-    lease_ttl_s: float = 3.0
+    lease_ttl_s: float = LEASE_TTL_S
 
 
 @dataclass
