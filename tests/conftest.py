@@ -8,6 +8,7 @@ import pytest
 from atoll.common import torchvision_shim
 
 from tests.engines import RunningEngine, running_engine
+from tests.postgres import PostgresServer, running_postgres
 
 # Before any test imports transformers.
 torchvision_shim.install()
@@ -49,3 +50,10 @@ def teacher_engine(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) 
     log = tmp_path_factory.mktemp("teacher-engine") / "log"
     with running_engine(tiny_models / "teacher", "0:0", log) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this test run, without a database yet."""
+    with running_postgres() as server:
+        yield server

@@ -43,7 +43,9 @@ def manifest_of(contents: Mapping[str, bytes]) -> tuple[ManifestFile, ...]:
     return tuple(ManifestFile(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in contents.items())
 
 
-def settings_for(directory: Path, *, base: Path | None = None, keep: int = 2) -> RegistrySettings:
+def settings_for(
+    directory: Path, *, base: Path | None = None, keep: int = 2, database_url: str | None = None
+) -> RegistrySettings:
     """A registry in `directory`/store with one scenario from `base`, or from `directory`/base, made when missing."""
     source = base or directory / "base"
     if not source.exists():
@@ -53,6 +55,7 @@ def settings_for(directory: Path, *, base: Path | None = None, keep: int = 2) ->
     return RegistrySettings(
         port=0,
         store=directory / "store",
+        database_url=database_url,
         keep_checkpoints=keep,
         scenarios=(boot,),
         max_storage_fraction=1.0,

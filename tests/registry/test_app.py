@@ -45,6 +45,8 @@ def start(settings: RegistrySettings, port: int) -> Iterator[Start]:
     def run(**environment: str) -> "subprocess.Popen[str]":
         scenarios = json.dumps([boot.model_dump() for boot in settings.scenarios])
         values = {"PORT": str(port), "STORE": str(settings.store), "SCENARIOS": scenarios} | environment
+        if settings.database_url is not None:
+            values["DATABASE_URL"] = settings.database_url
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
         process = subprocess.Popen(
             [sys.executable, "-m", "atoll.registry"],
@@ -138,7 +140,7 @@ BASE = {"scenario_id": "x", "family": "grpo", "base_model": "/nowhere"}
 def test_a_configuration_that_cannot_work_is_refused_with_its_setting(
     settings: RegistrySettings, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str
 ) -> None:
-    for name, value in ({"STORE": str(settings.store)} | environment).items():
+    for name, value in ({"STORE": str(settings.store), "DATABASE_URL": settings.database} | environment).items():
         monkeypatch.setenv(f"ATOLL_REGISTRY_{name}", value)
     with pytest.raises(BadConfiguration, match=re.escape(words)):
         Registry(load_settings(RegistrySettings))

@@ -1,9 +1,9 @@
 import math
-import sqlite3
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.common.errors import AtollError
@@ -162,18 +162,20 @@ def test_an_unknown_version_is_refused(registry: Registry, number: int | None, j
 def test_the_database_itself_forbids_what_the_code_checks(registry: Registry) -> None:
     model = seal(registry, b"model")
     registry.chain.commit(content(0, model.digest))
-    assert registry.database.file is not None
-    raw = sqlite3.connect(registry.database.file)
-    raw.execute("PRAGMA foreign_keys=ON")
     columns = "scenario_id, parent, operation, incarnation, family, model_digest, metrics, family_state, created_at"
-    copy = f"INSERT INTO versions ({columns}, number, job_id, revision) SELECT {columns}, ?, ?, ? FROM versions LIMIT 1"
-    for values in ((1, "new", 9), (9, "job-1", 9), (9, "new", 2)):
-        with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-            raw.execute(copy, values)
+    copy = (
+        f"INSERT INTO versions ({columns}, number, job_id, revision) "
+        f"SELECT {columns}, :number, :job_id, :revision FROM versions WHERE number = 0"
+    )
+    for number, job_id, revision in ((1, "new", 9), (9, "job-1", 9), (9, "new", 2)):
+        values = {"number": number, "job_id": job_id, "revision": revision}
+        with pytest.raises(sa.exc.IntegrityError, match=r"(?i)unique"), registry.database.write() as connection:
+            connection.execute(sa.text(copy), values)
+    consume = "INSERT INTO consumed_samples VALUES (:scenario, :sample, :number, 0)"
     for sample, number in (("sample-1", 0), ("new", 9)):
-        with pytest.raises(sqlite3.IntegrityError):
-            raw.execute("INSERT INTO consumed_samples VALUES (?, ?, ?, 0)", (SCENARIO, sample, number))
-    raw.close()
+        values = {"scenario": SCENARIO, "sample": sample, "number": number}
+        with pytest.raises(sa.exc.IntegrityError), registry.database.write() as connection:
+            connection.execute(sa.text(consume), values)
 
 
 def test_a_reopened_registry_has_the_same_chain(registry: Registry, settings: RegistrySettings) -> None:

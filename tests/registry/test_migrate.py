@@ -19,7 +19,12 @@ from atoll.registry.tables import metadata
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(empty_database: str) -> str:
+    return empty_database
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'registry.db'}"
 
 
@@ -48,8 +53,8 @@ def test_a_database_of_a_newer_release_is_refused_and_left_alone(url: str, tmp_p
         assert connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one() == "9999"
 
 
-def test_connections_are_durable_and_check_references(url: str) -> None:
-    with Database(url).read() as connection:
+def test_connections_are_durable_and_check_references(sqlite_url: str) -> None:
+    with Database(sqlite_url).read() as connection:
         pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
         assert pragmas == ["wal", 2]
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
@@ -64,8 +69,8 @@ def test_a_transaction_that_raises_is_undone(url: str) -> None:
         assert not sa.inspect(connection).has_table("t")
 
 
-def test_a_full_database_is_said_and_the_transaction_undone(url: str) -> None:
-    database = Database(url)
+def test_a_full_database_is_said_and_the_transaction_undone(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
     with database.write() as connection:
         connection.execute(sa.text("CREATE TABLE t (x BLOB)"))
     with pytest.raises(AtollError) as refused, database.write() as connection:
@@ -77,8 +82,8 @@ def test_a_full_database_is_said_and_the_transaction_undone(url: str) -> None:
         assert connection.execute(sa.text("SELECT count(*) FROM t")).scalar_one() == 0
 
 
-def test_a_disk_that_takes_no_writes_is_worth_asking_again(url: str) -> None:
-    database = Database(url)
+def test_a_disk_that_takes_no_writes_is_worth_asking_again(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
     with database.write() as connection:
         connection.execute(sa.text("CREATE TABLE t (x INTEGER)"))
     with pytest.raises(Unavailable, match="does not take writes"), database.write() as connection:
@@ -86,12 +91,12 @@ def test_a_disk_that_takes_no_writes_is_worth_asking_again(url: str) -> None:
         connection.execute(sa.text("INSERT INTO t VALUES (1)"))
 
 
-def test_a_stuck_writer_makes_the_next_one_unavailable(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_writer_makes_the_next_one_unavailable(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 50)
     with (
-        Database(url).write(),
+        Database(sqlite_url).write(),
         pytest.raises(Unavailable, match=r"was locked for 0 s"),
-        Database(url).write(),
+        Database(sqlite_url).write(),
     ):
         pytest.fail("two writers at once")
 

@@ -17,7 +17,7 @@ ROUNDS = 10
 def racers(settings: RegistrySettings) -> Iterator[list["subprocess.Popen[str]"]]:
     """Two processes with the registry open, which commit what they are told."""
     directory, base = settings.store.parent, settings.scenarios[0].base_model
-    command = [sys.executable, "-m", "tests.registry.racing", str(directory), base]
+    command = [sys.executable, "-m", "tests.registry.racing", str(directory), base, settings.database]
     processes = [
         subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]

@@ -1,8 +1,8 @@
-import sqlite3
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from atoll.common.errors import BadConfiguration, NotFound
 from atoll.registry import durable
 from atoll.registry.app import Registry
@@ -13,10 +13,13 @@ from tests.registry.material import SCENARIO, content, seal, write_files
 from tests.registry.test_restoring import commit, restoring
 
 
-def execute(registry: Registry, statement: str, *values: object) -> None:
-    assert registry.database.file is not None
-    with sqlite3.connect(registry.database.file) as connection:
-        connection.execute(statement, values)
+def execute(registry: Registry, statement: str, **values: object) -> None:
+    with registry.database.write() as connection:
+        connection.execute(sa.text(statement), values)
+
+
+def mark_removed(registry: Registry, digest: str, then: int) -> None:
+    execute(registry, "UPDATE artifacts SET removed_at = :then WHERE digest = :digest", then=then, digest=digest)
 
 
 def microseconds_ago(hours: int) -> int:
@@ -25,8 +28,8 @@ def microseconds_ago(hours: int) -> int:
 
 def test_sealed_bytes_without_a_row_are_adopted(registry: Registry, settings: RegistrySettings) -> None:
     artifact = seal(registry, b"model")
-    execute(registry, "DELETE FROM artifact_files WHERE digest = ?", artifact.digest)
-    execute(registry, "DELETE FROM artifacts WHERE digest = ?", artifact.digest)
+    execute(registry, "DELETE FROM artifact_files WHERE digest = :digest", digest=artifact.digest)
+    execute(registry, "DELETE FROM artifacts WHERE digest = :digest", digest=artifact.digest)
     assert Registry(settings).artifacts.get(artifact.digest) == artifact
 
 
@@ -34,8 +37,8 @@ def test_sealed_bytes_without_a_row_that_do_not_verify_are_removed(
     registry: Registry, settings: RegistrySettings
 ) -> None:
     artifact = seal(registry, b"model")
-    execute(registry, "DELETE FROM artifact_files WHERE digest = ?", artifact.digest)
-    execute(registry, "DELETE FROM artifacts WHERE digest = ?", artifact.digest)
+    execute(registry, "DELETE FROM artifact_files WHERE digest = :digest", digest=artifact.digest)
+    execute(registry, "DELETE FROM artifacts WHERE digest = :digest", digest=artifact.digest)
     path = registry.artifacts.store.files_of(artifact.digest) / "weights.bin"
     path.chmod(0o600)
     path.write_bytes(b"MODEL")
@@ -46,7 +49,7 @@ def test_sealed_bytes_without_a_row_that_do_not_verify_are_removed(
 
 def test_a_removal_that_stopped_after_its_row_is_finished(registry: Registry, settings: RegistrySettings) -> None:
     artifact = seal(registry, b"model")
-    execute(registry, "UPDATE artifacts SET removed_at = ? WHERE digest = ?", microseconds_ago(-1), artifact.digest)
+    mark_removed(registry, artifact.digest, microseconds_ago(-1))
     with pytest.raises(NotFound, match="retention removed it"):
         Registry(settings).artifacts.get(artifact.digest)
     assert not (registry.artifacts.store.artifacts / artifact.digest).exists()
@@ -56,7 +59,7 @@ def test_a_seal_of_removed_content_that_stopped_before_its_row_is_finished(
     registry: Registry, settings: RegistrySettings
 ) -> None:
     artifact = seal(registry, b"model")
-    execute(registry, "UPDATE artifacts SET removed_at = ? WHERE digest = ?", microseconds_ago(2), artifact.digest)
+    mark_removed(registry, artifact.digest, microseconds_ago(2))
     assert Registry(settings).artifacts.get(artifact.digest) == artifact
 
 
@@ -105,6 +108,7 @@ def test_files_that_atoll_did_not_write_block_the_start_and_stay(
     assert path.read_text() == "mine"
 
 
+@pytest.mark.parametrize("settings", ["sqlite"], indirect=True)
 def test_a_database_elsewhere_or_a_lost_and_found_is_no_stranger(tmp_path: Path, settings: RegistrySettings) -> None:
     (settings.store / "lost+found").mkdir()
     (settings.store / "registry.db").rename(settings.store / "chain.sqlite")
@@ -178,6 +182,7 @@ def test_other_lost_bytes_are_marked_removed(registry: Registry, settings: Regis
     assert reopened.chain.get(SCENARIO).content.model_digest == second.digest
 
 
+@pytest.mark.parametrize("settings", ["sqlite"], indirect=True)
 def test_a_store_without_its_database_is_taken_in_again(registry: Registry, settings: RegistrySettings) -> None:
     artifact = seal(registry, b"model")
     registry.close()
