@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from atoll.common.names import new_id
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
 from tests.gateway.processes import free_port, service
+from tests.gateway.store_world import URL_FILE
+from tests.postgres import PostgresServer
 
 TOKEN = "s3cret"
 GRPO = ("grpo", {"groups_per_step": 2, "n_samples_per_prompt": 2})
@@ -44,6 +47,19 @@ def registry_address(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory
     }
     with service("atoll.registry", settings, directory / "log", port):
         yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def both_databases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """What a test opens at `url_of(tmp_path)` is on both kinds of database, on PostgreSQL in the slow lane."""
+    if request.param == "sqlite":
+        yield
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = new_id()
+    (tmp_path / URL_FILE).write_text(server.create(name))
+    yield
+    server.drop(name)
 
 
 @pytest.fixture

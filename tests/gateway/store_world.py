@@ -81,7 +81,14 @@ def head_at(number: int, incarnation: int = 1, *, same: int = 0) -> Head:
     return Head(number, f"{incarnation}:{number}", content, content if same else parent)
 
 
+URL_FILE = "database_url"
+
+
 def url_of(directory: Path) -> str:
+    """The database that belongs to a test's directory: the one that the directory names, else SQLite in it."""
+    named = directory / URL_FILE
+    if named.exists():
+        return named.read_text()
     return f"sqlite:///{directory / 'gateway.db'}"
 
 

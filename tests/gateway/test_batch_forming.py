@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from atoll.api.registry.v1 import version_pb2
 from atoll.api.trainer.v1 import job_pb2
 from atoll.gateway.job_settling import settle
@@ -19,6 +20,8 @@ from tests.gateway.store_world import (
     report_on,
     standings,
 )
+
+pytestmark = pytest.mark.usefixtures("both_databases")
 
 GRID = {"groups_per_step": 1, "rollouts_per_group": 3}
 

@@ -9,16 +9,20 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, BadConfiguration, Unavailable
+from atoll.common.names import new_id
 from atoll.gateway.database import Database, insert_if_absent
 from atoll.gateway.tables import METADATA, keys
+from psycopg import sql
 from sqlalchemy import event, select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from tests.gateway.fork_server import process_context
 from tests.gateway.store_world import url_of
+from tests.postgres import PostgresServer
 
 
+@pytest.mark.usefixtures("both_databases")
 def test_the_migrations_build_the_declared_tables(tmp_path: Path) -> None:
     database = Database(url_of(tmp_path))
     with database.reading() as connection:
@@ -53,7 +57,9 @@ def test_a_database_of_a_newer_atoll_is_refused_and_left_alone(tmp_path: Path) -
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "no url at all", "nosuchdialect://x/y"])
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "no url at all", "nosuchdialect://x/y", "mysql://h/d"]
+)
 def test_a_url_that_cannot_keep_samples_is_refused(url: str) -> None:
     with pytest.raises(BadConfiguration, match="database_url"):
         Database(url)
@@ -71,6 +77,7 @@ def _open_and_tell_key(url: str, answers: "Queue[bytes]") -> None:
     database.close()
 
 
+@pytest.mark.usefixtures("both_databases")
 def test_processes_that_open_an_empty_database_at_once_agree_on_it(tmp_path: Path) -> None:
     context = process_context()
     answers = context.Queue()
@@ -83,6 +90,7 @@ def test_processes_that_open_an_empty_database_at_once_agree_on_it(tmp_path: Pat
     assert len(found) == 1 and len(found.pop()) == 32
 
 
+@pytest.mark.usefixtures("both_databases")
 def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     database = Database(url_of(tmp_path))
     with pytest.raises(RuntimeError), database.writing() as connection:
@@ -123,4 +131,36 @@ def test_a_store_that_another_process_holds_too_long_is_unavailable(tmp_path: Pa
     other.close()
     with database.writing():
         pass
+    database.close()
+
+
+def test_a_server_that_is_not_there_is_named_at_the_start() -> None:
+    with pytest.raises(BadConfiguration, match="cannot open the database"):
+        Database("postgresql://atoll:secret@127.0.0.1:1/gateway")
+
+
+@pytest.mark.slow
+async def test_a_server_that_stops_is_unavailable_and_found_when_it_is_back(postgres: PostgresServer) -> None:
+    name = new_id()
+    database = Database(postgres.create(name))
+    with database.writing() as connection:
+        insert_if_absent(connection, keys, {"name": "x", "value": b"1"})
+    all_of = sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = {}")
+    with pytest.raises(Unavailable), database.writing() as connection:
+        postgres.execute(all_of.format(sql.Literal(name)))
+        insert_if_absent(connection, keys, {"name": "y", "value": b"1"})
+    with database.reading() as connection:
+        assert [row.name for row in connection.execute(select(keys))] == ["x"]
+    database.close()
+    postgres.drop(name)
+
+
+@pytest.mark.usefixtures("both_databases")
+def test_a_reading_sees_one_moment_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+    database = Database(url_of(tmp_path))
+    with database.reading() as reader:
+        assert reader.execute(select(keys)).all() == []
+        with database.writing() as writer:
+            insert_if_absent(writer, keys, {"name": "x", "value": b"1"})
+        assert reader.execute(select(keys)).all() == []
     database.close()

@@ -32,6 +32,8 @@ from tests.gateway.store_world import (
     url_of,
 )
 
+pytestmark = pytest.mark.usefixtures("both_databases")
+
 
 class Desk:
     """An intake without a registry, and what it needs around it."""

@@ -12,6 +12,8 @@ from atoll.gateway.records import JsonObject, NewReport
 
 from tests.gateway.store_world import SCENARIO, open_world
 
+pytestmark = pytest.mark.usefixtures("both_databases")
+
 
 async def test_a_report_over_grpc_and_its_replay_have_one_answer(tmp_path: Path) -> None:
     async with open_world(tmp_path) as world, open_channel(f"127.0.0.1:{world.gateway.server.port}") as channel:

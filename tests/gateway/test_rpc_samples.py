@@ -15,6 +15,8 @@ from atoll.common.tensors import CHUNK_BYTES, TensorReader
 
 from tests.gateway.store_world import SCENARIO, World, new_sample, open_world
 
+pytestmark = pytest.mark.usefixtures("both_databases")
+
 
 @asynccontextmanager
 async def stub_of(world: World) -> AsyncIterator["sample_service_pb2_grpc.SampleServiceAsyncStub"]:

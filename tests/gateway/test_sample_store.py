@@ -1,6 +1,5 @@
 """Samples come back as they were recorded, page by page and state by state."""
 
-import sqlite3
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,9 +8,13 @@ import pytest
 from atoll.common.errors import AtollError, InternalError, InvalidInput
 from atoll.families.rows import VersionSpan
 from atoll.gateway.job_settling import settle
-from atoll.gateway.records import BatchState, JobOutcome, JsonObject, SampleState, Settlement
+from atoll.gateway.records import BatchState, JobOutcome, JsonObject, NewReport, SampleState, Settlement
+from atoll.gateway.tables import samples
+from sqlalchemy import update
 
 from tests.gateway.store_world import SCENARIO, new_sample, open_world, report_on
+
+pytestmark = pytest.mark.usefixtures("both_databases")
 
 
 async def test_a_sample_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
@@ -125,8 +128,22 @@ async def test_bytes_that_were_cut_are_not_handed_out(tmp_path: Path) -> None:
         (receipt,) = await world.record()
         packed = await world.gateway.samples.get(SCENARIO, receipt)
         assert np.frombuffer(packed.tensors, "<i4", 7).min() >= 0
-        with sqlite3.connect(tmp_path / "gateway.db") as other:
-            other.execute("UPDATE samples SET tensors = substr(tensors, 1, 8)")
+        with world.gateway.database.writing() as other:
+            other.execute(update(samples).values(tensors=b"12345678"))
         with pytest.raises(InternalError) as refusal:
             await world.gateway.samples.get(SCENARIO, receipt)
         assert refusal.value.code == "sample_corrupt"
+
+
+async def test_every_character_that_a_model_may_sample_is_read_back(tmp_path: Path) -> None:
+    text = '\x00 \x01 \u2028 \U0001f642 \ufffd " \\'
+    async with open_world(tmp_path) as world:
+        receipt = world.gateway.receipts.issue(SCENARIO)
+        request: JsonObject = {"messages": [{"role": "user", "content": text}]}
+        await world.gateway.writer.record(replace(new_sample(receipt, request=request), text=text))
+        sample = (await world.gateway.samples.get(SCENARIO, receipt)).sample
+        assert sample.text == text and sample.request == request
+        metadata: JsonObject = {"group": text}
+        await world.gateway.reports.create(NewReport(SCENARIO, (receipt,), 1.0, feedback=text, metadata=metadata))
+        [report] = (await world.gateway.samples.get_with_reports(SCENARIO, receipt)).reports
+        assert report.feedback == text and report.metadata == metadata

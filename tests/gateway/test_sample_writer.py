@@ -16,7 +16,8 @@ from atoll.common.errors import AtollError, InternalError, InvalidInput, Unavail
 from atoll.gateway.database import Database
 from atoll.gateway.records import JsonObject
 from atoll.gateway.sample_writer import SampleWriter
-from sqlalchemy import event
+from atoll.gateway.tables import samples
+from sqlalchemy import event, select
 
 from tests.gateway.fork_server import process_context
 from tests.gateway.store_world import new_sample, standings, url_of
@@ -104,6 +105,7 @@ async def test_a_full_store_fails_the_requests_that_wait_and_the_writer_lives_on
         assert standings(database) == {"pending": 2}
 
 
+@pytest.mark.usefixtures("both_databases")
 async def test_a_receipt_that_is_there_already_fails_alone(tmp_path: Path) -> None:
     async with open_writer(tmp_path) as (writer, database):
         await writer.record(new_sample("r1"))
@@ -115,6 +117,7 @@ async def test_a_receipt_that_is_there_already_fails_alone(tmp_path: Path) -> No
         assert standings(database) == {"pending": 4}
 
 
+@pytest.mark.usefixtures("both_databases")
 async def test_a_sample_that_does_not_add_up_is_not_stored(tmp_path: Path) -> None:
     async with open_writer(tmp_path) as (writer, database):
         with pytest.raises(InternalError) as refusal:
@@ -156,6 +159,7 @@ async def test_requests_wait_for_room_when_the_store_is_slow(tmp_path: Path) -> 
         assert standings(database) == {"pending": 20} and writer.waiting_bytes == 0
 
 
+@pytest.mark.usefixtures("both_databases")
 async def test_stopping_stores_what_waits_and_refuses_what_comes_later(tmp_path: Path) -> None:
     async with open_writer(tmp_path) as (writer, database):
         tasks = [asyncio.create_task(writer.record(new_sample(f"r{number}"))) for number in range(50)]
@@ -181,6 +185,7 @@ def _record_until_killed(directory: Path, acknowledged: Pipe) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("both_databases")
 def test_kill_9_while_samples_are_recorded_loses_none_that_was_acknowledged(tmp_path: Path) -> None:
     context = process_context()
     receiving, sending = context.Pipe(duplex=False)
@@ -196,6 +201,8 @@ def test_kill_9_while_samples_are_recorded_loses_none_that_was_acknowledged(tmp_
             acknowledged.append(receiving.recv())
         except EOFError:
             break
-    with sqlite3.connect(tmp_path / "gateway.db") as connection:
-        stored = {receipt for (receipt,) in connection.execute("SELECT receipt FROM samples")}
+    database = Database(url_of(tmp_path))
+    with database.reading() as connection:
+        stored = set(connection.scalars(select(samples.c.receipt)))
+    database.close()
     assert set(acknowledged) <= stored and len(stored) <= len(acknowledged) + 8

@@ -16,6 +16,8 @@ from tests.fakes.scenario_registry import FakeScenarioRegistry, serve_registry
 from tests.fakes.trainer import FakeTrainer, serve_trainer
 from tests.gateway.store_world import OPTIONS, SCENARIO, World, eventually, settings_for, standings
 
+pytestmark = pytest.mark.usefixtures("both_databases")
+
 
 @asynccontextmanager
 async def two_trainers(directory: Path, *trainers: FakeTrainer) -> AsyncIterator[tuple[World, list[GrpcServer]]]:

@@ -23,6 +23,8 @@ from tests.gateway.store_world import (
     standings,
 )
 
+pytestmark = pytest.mark.usefixtures("both_databases")
+
 
 async def test_a_committed_job_consumes_its_samples(tmp_path: Path) -> None:
     async with open_world(tmp_path) as world:

@@ -5,6 +5,7 @@ import random
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
+import pytest
 from atoll.common.errors import AtollError
 from atoll.gateway.database import Database
 from atoll.gateway.pending_reports import PendingReports
@@ -17,6 +18,8 @@ from sqlalchemy import select
 
 from tests.gateway.fork_server import process_context
 from tests.gateway.store_world import SCENARIO, batch_states, bound_scenario, new_sample, report_on, standings, url_of
+
+pytestmark = pytest.mark.usefixtures("both_databases")
 
 SAMPLES = 60
 GROUPS = 5

@@ -1,4 +1,4 @@
-"""The gateway's database: SQLite by default, another SQLAlchemy URL where several machines share it."""
+"""The gateway's database: SQLite by default, PostgreSQL where several machines share it."""
 
 import secrets
 import sqlite3
@@ -11,6 +11,7 @@ from pathlib import Path
 import alembic.command
 import alembic.config
 import alembic.script
+import psycopg
 from alembic.runtime.migration import MigrationContext
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, BadConfiguration, Unavailable
@@ -20,10 +21,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a writer waits for another process's transaction; ours take milliseconds."""
+
+CONNECT_SECONDS = 10
+"""How long a server may take to accept a connection."""
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x61746F6C6C  # "atoll", any number that only we use
@@ -40,6 +45,7 @@ class Database:
         # SQLite has one writer at a time and lets the others poll for their turn; here they queue.
         is_sqlite = self.engine.dialect.name == "sqlite"
         self._turn: AbstractContextManager[object] = threading.Lock() if is_sqlite else nullcontext()
+        self._snapshot = {_READ_ONLY: True} if is_sqlite else {"isolation_level": "REPEATABLE READ"}
         try:
             self._migrate()
         except DBAPIError as error:
@@ -58,7 +64,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A snapshot, which no writer waits for. Raises Unavailable."""
-        with translated_failures(), self.engine.connect().execution_options(**{_READ_ONLY: True}) as connection:
+        with translated_failures(), self.engine.connect().execution_options(**self._snapshot) as connection:
             yield connection
 
     def key(self, name: str) -> bytes:
@@ -120,6 +126,8 @@ def translated_failures() -> Iterator[None]:
         if refusal is None:
             raise
         raise refusal from error
+    except PoolTimeout as error:
+        raise Unavailable(f"the gateway's database is busy: {error}") from error
 
 
 def _refusal_of(error: DBAPIError) -> AtollError | None:
@@ -132,9 +140,9 @@ def _refusal_of(error: DBAPIError) -> AtollError | None:
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY")):
             return Unavailable(f"the gateway's database does not take writes: {original} ({name})")
         return None
-    if type(original).__name__ == "DiskFull":
+    if isinstance(original, psycopg.errors.DiskFull):
         return _storage_full(str(original))
-    if type(error).__name__ in ("OperationalError", "InterfaceError"):
+    if isinstance(original, psycopg.OperationalError | psycopg.InterfaceError):
         return Unavailable(f"the gateway's database does not answer: {original}")
     return None
 
@@ -151,6 +159,11 @@ def _open(url: str) -> Engine:
     try:
         parsed = make_url(url)
         is_sqlite = parsed.get_backend_name() == "sqlite"
+        if not is_sqlite and parsed.get_backend_name() != "postgresql":
+            raise BadConfiguration(
+                f"database_url is {url!r}, expected sqlite:///<file> or postgresql://<user>@<host>/<database>",
+                field="database_url",
+            )
         if is_sqlite and parsed.database in (None, "", ":memory:"):
             raise BadConfiguration(
                 f"database_url is {url!r}, which is lost when the process ends; name a file, e.g. sqlite:///gateway.db",
@@ -158,7 +171,20 @@ def _open(url: str) -> Engine:
             )
         if is_sqlite and parsed.database is not None:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(parsed, pool_size=8, max_overflow=16, pool_pre_ping=not is_sqlite)
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if is_sqlite:
+            engine = create_engine(parsed, pool_size=8, max_overflow=16)
+        else:
+            # Row locks and the statements after them must see what others committed meanwhile.
+            engine = create_engine(
+                parsed,
+                pool_size=8,
+                max_overflow=16,
+                pool_pre_ping=True,
+                isolation_level="READ COMMITTED",
+                connect_args={"connect_timeout": CONNECT_SECONDS},
+            )
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, OSError) as error:
         raise BadConfiguration(f"database_url cannot be used: {error}", field="database_url") from None
     if is_sqlite:

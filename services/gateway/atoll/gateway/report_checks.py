@@ -35,6 +35,8 @@ def checked_report(report: NewReport) -> NewReport:
         raise InvalidInput(
             f"request_id has {len(report.request_id)} characters, at most {MAX_REQUEST_ID}", field="request_id"
         )
+    if "\0" in report.request_id:
+        raise InvalidInput("request_id holds a NUL character, which no database keeps", field="request_id")
     if report.score is not None and not math.isfinite(report.score):
         raise InvalidInput(f"score is {report.score}, expected a finite number", field="score")
     if not (report.feedback is None or isinstance(report.feedback, str | dict)):

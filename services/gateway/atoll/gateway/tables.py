@@ -5,11 +5,14 @@ without one is PENDING. The primary key of that table is what keeps a sample out
 Times are microseconds since 1970 in UTC.
 """
 
+import json
+
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     Float,
     ForeignKey,
     Index,
@@ -19,9 +22,24 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     text,
 )
+
+
+class SampledText(TypeDecorator[str]):
+    """What a model said, in which every character may come up. PostgreSQL has no text with NUL: there it is JSON."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return json.dumps(value) if dialect.name == "postgresql" and value is not None else value
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return json.loads(value) if dialect.name == "postgresql" and value is not None else value
+
 
 METADATA = MetaData()
 
@@ -60,7 +78,7 @@ samples = Table(
     Column("spans", Text, nullable=False),
     Column("sampling", Text, nullable=False),
     Column("request", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    Column("text", SampledText, nullable=False),
     # After those of every reading, so that SQLite finds them without walking its overflow pages.
     Column("tensors", LargeBinary, nullable=False),
     Column("conversation", String(64), nullable=True),
