@@ -38,7 +38,7 @@ class FakeBackend:
     ) -> Loaded:
         self._run_hook("load")
         self.loads.append(model_directory)
-        self.weights = load_file(model_directory / "model.safetensors")["weights"].tolist()
+        self.weights = read_weights(model_directory)
         self.count, state = 0, None
         if checkpoint_directory is not None:
             kept = json.loads((checkpoint_directory / "optimizer.json").read_text())
@@ -120,6 +120,12 @@ def write_model(directory: Path, weights: list[float] | None) -> None:
     (directory / "tokenizer.json").write_text("{}")
     (directory / "weights.json").write_text(json.dumps(weights))
     save_file({"weights": np.asarray(weights, dtype=np.float64)}, directory / "model.safetensors")
+
+
+def read_weights(directory: Path) -> list[float]:
+    """What `write_model` wrote, also of a model that the registry imported."""
+    weights: list[float] = load_file(directory / "model.safetensors")["weights"].tolist()
+    return weights
 
 
 def _with_ones(item: TrainRow) -> TrainRow:

@@ -105,9 +105,9 @@ class RegistryUnderTest:
         path = next(path for path in self.handlers if path.endswith(f"/{method}"))
         return await self._plain[path](request, None)
 
-    async def versions(self) -> list[version_pb2.Version]:
+    async def versions(self, scenario: str = "") -> list[version_pb2.Version]:
         """Oldest first."""
-        request = version_service_pb2.ListVersionsRequest(scenario=self.scenario, page_size=1_000)
+        request = version_service_pb2.ListVersionsRequest(scenario=scenario or self.scenario, page_size=1_000)
         return list((await self.ask("ListVersions", request)).versions)[::-1]
 
     async def model_of(self, number: int) -> Path:

@@ -91,8 +91,12 @@ class Stager:
     ) -> StagedArtifacts:
         """Stages, writes, hashes and seals the model and, for a durable version, the checkpoint.
 
-        Repeating it starts over in the same areas. Raises StorageFull, BackendCrashed.
+        Repeating it starts over in the same areas; what earlier attempts left half written goes first. Raises
+        StorageFull, BackendCrashed.
         """
+        for kind in (artifact_pb2.ARTIFACT_KIND_MODEL, artifact_pb2.ARTIFACT_KIND_CHECKPOINT):
+            for earlier in range(1, attempt):
+                await self._abandon(staging_request_id(self._scenario, job_id, earlier, kind))
         areas = [await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_MODEL)]
         try:
             if durable:
@@ -100,7 +104,7 @@ class Stager:
             return await self._fill(areas, driver_state, clock)
         except Exception:
             for area in areas:
-                await self._abandon(area)
+                await self._abandon(area.staging_id)
             raise
 
     async def _fill(self, areas: Sequence[_Area], driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
@@ -138,13 +142,13 @@ class Stager:
         reply = await self._ask("seal", lambda: self._artifacts.SealArtifact(request, timeout=SEAL_SECONDS))
         return reply.artifact
 
-    async def _abandon(self, area: _Area) -> None:
-        """Gives the room back; what cannot be removed now is emptied when the job is staged again."""
-        request = artifact_service_pb2.AbandonArtifactRequest(staging_id=area.staging_id)
+    async def _abandon(self, staging_id: str) -> None:
+        """Gives the room back; what cannot be removed now goes when the registry finds it idle."""
+        request = artifact_service_pb2.AbandonArtifactRequest(staging_id=staging_id)
         try:
             await answer_of(self._artifacts.AbandonArtifact(request, timeout=CALL_SECONDS))
         except AtollError as error:
-            log.warning("staging area stays", staging_id=area.staging_id, error=error.message)
+            log.warning("staging area stays", staging_id=staging_id, error=error.message)
 
     async def _find(self, digest: str) -> artifact_pb2.Artifact:
         request = artifact_service_pb2.GetArtifactRequest(digest=digest)
