@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from atoll.trainer.workers.group import WorkerLost, WorkerRefusal
 from atoll.trainer.workers.local import LocalWorkerGroup
+from atoll.trainer.workers.ray_loopback import prefer_loopback
 
 from tests.trainer.worker_support import GroupOf, eventually, gone, opener
 
@@ -17,6 +18,7 @@ def group_of(request: pytest.FixtureRequest) -> Iterator[GroupOf]:
     if request.param == "local":
         yield opener(LocalWorkerGroup)
         return
+    prefer_loopback()
     from atoll.trainer.workers.ray_connection import RayConnection
     from atoll.trainer.workers.ray_group import RayWorkerGroup
 

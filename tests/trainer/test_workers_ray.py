@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 from atoll.trainer.backends import launcher_of
@@ -14,17 +16,43 @@ from atoll.trainer.megatron.backend import MegatronBackend
 from atoll.trainer.megatron.settings import MegatronSettings, ParallelLayout
 from atoll.trainer.settings import TrainerSettings
 from atoll.trainer.workers.group import WorkerGroup, WorkerLost, WorkerPlan
+from atoll.trainer.workers.ray_loopback import prefer_loopback, refuse_listening_to_others
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from tests.trainer.megatron_support import ModelKind, grpo_binding, grpo_steps, make_rows
 from tests.trainer.worker_support import eventually, gone, plan_of
 
+# The clusters that are joined here lie on loopback as well, and want the token that Ray gives to those it starts.
+prefer_loopback()
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+
 _HEAD = """
-import sys, ray
+import sys
+import ray
 from atoll.trainer.workers.ray_connection import RayConnection
 connection = RayConnection(None, "elsewhere", 2)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 connection.close()
+"""
+_ASKER = """
+import sys, ray
+ray.init(address=sys.argv[1], namespace="atoll", log_to_driver=False, configure_logging=False)
+bridge = ray.get_actor("atoll-train-bridge")
+facts = ray.get(bridge.facts.remote())
+print(facts.scenario, facts.address, facts.pid, ray.get(bridge.healthy.remote()))
+"""
+_OTHER_TRAINER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from atoll.trainer.backends import launcher_of
+from tests.trainer.test_workers_ray import settings_of
+from tests.trainer.worker_support import plan_of
+settings = settings_of(Path(sys.argv[1]), workers="ray", RAY_ADDRESS=sys.argv[3], port=7421)
+launcher_of(settings)(plan_of(1, Path(sys.argv[1])))
 """
 _TRAINER = """
 import sys, time
@@ -44,12 +72,25 @@ def settings_of(run_dir: Path, **values: object) -> TrainerSettings:
     )
 
 
+def listened_to(process: psutil.Process) -> set[str]:
+    """Addresses that a process and its children take connections at."""
+    family = [process, *process.children(recursive=True)]
+    sockets = [socket for each in family for socket in each.net_connections("inet")]
+    return {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
+
+
+def test_a_private_ray_that_others_could_reach_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"it would listen on 10\.0\.0\.7"):
+        refuse_listening_to_others("10.0.0.7")
+
+
 def test_a_private_ray_goes_with_its_group_and_the_kill_of_a_rank_is_reported(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     group = launcher_of(settings_of(tmp_path, workers="ray"))(plan_of(2, tmp_path))
     try:
         assert group.call("add", [(1,), (2,)], 30) == [8, 109]
         assert group.alive()
+        assert listened_to(psutil.Process()) == {"127.0.0.1", "::ffff:127.0.0.1"}
         with pytest.raises(WorkerLost, match="rank 1 died") as lost:
             group.call("kill_self_on", [(1, "last words")] * 2, 60)
         assert "last words" in lost.value.log_tail
@@ -84,6 +125,39 @@ def test_a_cluster_that_is_joined_outlives_the_group(tmp_path: Path) -> None:
             assert eventually(lambda: gone(pid))  # noqa: B023
             assert head.poll() is None
     finally:
+        head.communicate("", timeout=60)
+
+
+@pytest.mark.slow
+def test_a_joined_cluster_has_the_drivers_bridge_as_long_as_its_workers_and_no_second_one_of_its_name(
+    tmp_path: Path,
+) -> None:
+    head = subprocess.Popen([sys.executable, "-c", _HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert head.stdout is not None
+    health, server = HealthServicer(), grpc.server(ThreadPoolExecutor(1))
+    add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        address = head.stdout.readline().strip()
+
+        def run(code: str, *words: str) -> "subprocess.CompletedProcess[str]":
+            return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+        group = launcher_of(settings_of(tmp_path, workers="ray", RAY_ADDRESS=address, port=port))(plan_of(1, tmp_path))
+        told = run(_ASKER, address)
+        assert told.stdout.split() == ["chat", f"127.0.0.1:{port}", str(os.getpid()), "True"], told.stderr
+        health.set("", HealthCheckResponse.NOT_SERVING)
+        assert run(_ASKER, address).stdout.split()[-1] == "False"
+        second = run(_OTHER_TRAINER, str(tmp_path / "other"), str(Path(__file__).parents[2]), address)
+        assert (
+            f"driver of scenario chat at 127.0.0.1:{port} has published the actor atoll-train-bridge" in second.stderr
+        )
+        assert group.call("add", [(1,)], 30) == [8]
+        group.close()
+        assert "ValueError" in run(_ASKER, address).stderr
+    finally:
+        server.stop(None)
         head.communicate("", timeout=60)
 
 

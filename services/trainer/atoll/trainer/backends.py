@@ -38,9 +38,16 @@ def launcher_of(settings: TrainerSettings) -> Callable[[WorkerPlan], WorkerGroup
 
             return LocalWorkerGroup
         case "ray":
+            from atoll.trainer.workers.ray_loopback import prefer_loopback
+
+            if settings.ray_address is None:
+                prefer_loopback()
+            from atoll.trainer.workers.ray_bridge import Bridge
             from atoll.trainer.workers.ray_group import RayWorkerGroup
 
-            return partial(RayWorkerGroup, address=settings.ray_address, namespace=settings.ray_namespace)
+            bridge = Bridge(settings.ray_actor_name, settings.scenario, f"{settings.host}:{settings.port}")
+            address, namespace = settings.ray_address, settings.ray_namespace
+            return partial(RayWorkerGroup, address=address, namespace=namespace, bridge=bridge)
 
 
 def _megatron(settings: TrainerSettings) -> TrainingBackend:

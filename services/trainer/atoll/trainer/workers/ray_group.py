@@ -20,6 +20,7 @@ from atoll.trainer.workers.messages import Answer, Call, Raised, Start
 from atoll.trainer.workers.outcome import GRACE_S, RankFailed, log_tail, results_of
 from atoll.trainer.workers.ranks import Ranks
 from atoll.trainer.workers.ray_actor import ActorPlace, RankActor
+from atoll.trainer.workers.ray_bridge import Bridge
 from atoll.trainer.workers.ray_connection import RayConnection
 
 if TYPE_CHECKING:
@@ -32,13 +33,16 @@ _PING_S = 0.5
 class RayWorkerGroup:
     """Implements `atoll.trainer.workers.group.WorkerGroup` with one Ray actor per rank, with a GPU if Ray has any.
 
-    ``address`` is of a cluster to join; None starts a private Ray that ends with the group. The ranks die with the
-    process that launched them. On several machines ``plan.log_directory`` must be one that all of them share.
+    ``address`` is of a cluster to join, which gets this driver's ``bridge``; None starts a private Ray that ends with
+    the group. The ranks die with the process that launched them. On several machines ``plan.log_directory`` must be
+    one that all of them share.
 
     Raises `WorkerLost` when Ray cannot be reached, or a rank does not come up within ``plan.start_timeout_s``.
     """
 
-    def __init__(self, plan: WorkerPlan, address: str | None = None, namespace: str = "atoll") -> None:
+    def __init__(
+        self, plan: WorkerPlan, address: str | None = None, namespace: str = "atoll", bridge: Bridge | None = None
+    ) -> None:
         self._ranks = Ranks.prepare(plan)
         self._lock = threading.Lock()
         self._closed = False
@@ -48,7 +52,7 @@ class RayWorkerGroup:
         """Those on this machine."""
         deadline = time.monotonic() + plan.start_timeout_s
         try:
-            self._connection = RayConnection(address, namespace, plan.size)
+            self._connection = RayConnection(address, namespace, plan.size, bridge)
         except Exception as error:
             self._ranks.remove()
             where = "a private Ray could not start" if address is None else f"Ray at {address} (RAY_ADDRESS) is no use"
