@@ -4,7 +4,8 @@ from collections.abc import Mapping
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from atoll.cli.status import Json, read_status, status_view
+from atoll.cli.gateway_api import Json
+from atoll.cli.status import read_status, status_view
 from atoll.cli.versions import read_versions
 from atoll.common.errors import AtollError, Unavailable
 from rich.console import Console

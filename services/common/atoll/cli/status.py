@@ -3,44 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 
-import aiohttp
-from atoll.common.errors import AtollError, InternalError, Unavailable
+from atoll.cli.gateway_api import GatewayApi, Json
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-CALL_SECONDS = 10.0
-
-Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
-
 
 async def read_status(gateway: str, token: str | None) -> Mapping[str, Json]:
-    """The body of GET /atoll/status. gateway: base URL. Raises AtollError: its refusal in its words, or Unavailable."""
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    url = f"{gateway.rstrip('/')}/atoll/status"
-    try:
-        timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url, headers=headers) as response:
-            text = await response.text()
-            status = response.status
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise Unavailable(f"the gateway does not answer at {url}: {error}") from None
-    except TimeoutError:
-        raise Unavailable(f"the gateway does not answer at {url} within {CALL_SECONDS:g} s") from None
-    try:
-        body = json.loads(text)
-    except json.JSONDecodeError:
-        body = None
-    if status != 200:
-        raise _refusal(url, status, body)
-    if not isinstance(body, dict):
-        raise InternalError(f"{url} answered something that is not a JSON object: is it a gateway?")
-    return body
-
-
-def _refusal(url: str, status: int, body: object) -> AtollError:
-    error = body.get("error") if isinstance(body, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return InternalError(f"{url} answered {status}: {message or 'without a reason; is it a gateway?'}")
+    """The body of GET /atoll/status. gateway: base URL. Raises what GatewayApi does."""
+    return await GatewayApi(gateway, token).get("/atoll/status")
 
 
 def status_view(body: Mapping[str, Json]) -> RenderableType:
