@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from atoll.trainer.backend import BackendCrashed
 from atoll.trainer.megatron.backend import MegatronBackend
 from atoll.trainer.megatron.settings import AdamW, MegatronSettings, ParallelLayout
 from atoll.trainer.workers.local import LocalWorkerGroup
@@ -72,7 +73,18 @@ def main(layout: str, model: Path, directory: Path) -> None:
     except OSError as error:
         early = str(error)
     backend.close()
-    print(json.dumps({"failures": failures, "differing": differing, "files": len(found), "early": early}))
+    # Workers write a first file when they start, into their scratch directory.
+    remount(small, 3)
+    cramped = MegatronBackend(MegatronSettings(LAYOUTS[layout]), LocalWorkerGroup, small)
+    try:
+        cramped.load(model, None, None)
+        start = "started"
+    except BackendCrashed as crash:
+        start = crash.what
+    cramped.close()
+    print(
+        json.dumps({"failures": failures, "differing": differing, "files": len(found), "early": early, "start": start})
+    )
 
 
 def stage_into(backend: MegatronBackend, directory: Path) -> None:

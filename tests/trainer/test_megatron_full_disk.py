@@ -45,6 +45,7 @@ def test_a_disk_that_fills_up_anywhere_in_a_version_costs_nothing_but_the_attemp
     assert found["differing"] == []
     assert found["files"] >= 8
     assert "bytes are needed and" in found["early"]
+    assert "No space left" in found["start"]
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -213,6 +213,8 @@ class MegatronBackend:
             self._group = self._launch(plan)
         except WorkerLost as lost:
             raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
+        except WriteFailed as failure:
+            raise BackendCrashed(0, f"could not write {failure.path}: {failure.message}", "") from failure
         _log.info("trainer workers started", ranks=plan.size, layout=str(self._settings.layout))
 
     def _plan(self, lengths: Sequence[int]) -> RowPlan:
