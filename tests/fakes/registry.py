@@ -15,7 +15,7 @@ from atoll.api.registry.v1 import (
     version_pb2,
     version_service_pb2,
 )
-from atoll.common.errors import AtollError
+from atoll.common.errors import AtollError, Unavailable
 from atoll.common.server import GrpcServer
 from atoll.registry.app import SERVICES, Registry, RegistryServer
 from atoll.registry.settings import RegistrySettings
@@ -49,7 +49,8 @@ class Handlers:
 class RegistryUnderTest:
     """`refusals` maps a method's name to errors, one for each call to come; `after` to hooks that run once after it.
 
-    `sizes` overrides what GetArtifact says of an artifact's size. `pass_time` moves the clock of its leases.
+    `away` refuses all calls. `sizes` overrides what GetArtifact says of an artifact's size. `pass_time` moves the clock
+    of its leases.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class RegistryUnderTest:
         self.refusals: dict[str, list[AtollError]] = {}
         self.after: dict[str, Callable[[], None]] = {}
         self.sizes: dict[str, int] = {}
+        self.away = False
         self._plain: dict[str, Unary] = {}
         recorder = Handlers()
         with mock.patch("atoll.registry.app.GrpcServer", return_value=recorder):
@@ -154,6 +156,8 @@ class RegistryUnderTest:
         self._plain[path] = handler.unary_unary
 
         async def scripted(request: Any, context: Any) -> Any:
+            if self.away:
+                raise Unavailable("the registry is away")
             pending = self.refusals.get(method)
             if pending:
                 raise pending.pop(0)

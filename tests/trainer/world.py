@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from atoll.api.gateway.v1 import sample_service_pb2_grpc
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2, trainer_service_pb2_grpc
@@ -20,6 +20,8 @@ from tests.fakes.backend import FakeBackend, write_model
 from tests.fakes.publish_engine import PublishEngine
 from tests.fakes.registry import RegistryUnderTest
 from tests.fakes.samples import FakeSample, FakeSamples
+
+Stub: TypeAlias = "trainer_service_pb2_grpc.TrainerServiceAsyncStub"
 
 OPTIONS: dict[str, JsonValue] = {"groups_per_step": 1, "n_samples_per_prompt": 2}
 RATE = 1e-3
@@ -47,13 +49,13 @@ class World:
     trainer: RunningTrainer | None = None
     trainer_stack: AsyncExitStack | None = None
 
-    async def start(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
+    async def start(self) -> Stub:
         """A fresh trainer with fresh workers, once the one before has stopped on purpose."""
         await self.stop()
         self.backend = FakeBackend()
         return await self.boot()
 
-    async def boot(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
+    async def boot(self) -> Stub:
         """Boots with the backend as it is; returns once the trainer holds the lease and the head is loaded."""
         stub = await self.stand_by()
         assert self.trainer is not None
@@ -66,7 +68,7 @@ class World:
                 task.result()
         return stub
 
-    async def stand_by(self) -> "trainer_service_pb2_grpc.TrainerServiceAsyncStub":
+    async def stand_by(self) -> Stub:
         """Boots and waits for nothing."""
         self.trainer_stack = AsyncExitStack()
         self.trainer = await boot(self.settings, self.backend, self.trainer_stack)
@@ -90,12 +92,19 @@ class World:
             await self.trainer_stack.aclose()
             self.trainer_stack = None
 
-    def elsewhere(self, work: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], None]:
-        """A hook for a backend's thread, which waits for work on this event loop."""
+    def elsewhere(self, work: Callable[[], Coroutine[Any, Any, object]], *, patient: bool = True) -> Callable[[], None]:
+        """A hook for a backend's thread, which waits for work on this event loop, or for a second if not patient."""
         loop = asyncio.get_running_loop()
 
         def wait() -> None:
-            asyncio.run_coroutine_threadsafe(work(), loop).result(10)
+            future = asyncio.run_coroutine_threadsafe(work(), loop)
+            try:
+                future.result(10 if patient else 1)
+            except TimeoutError:
+                future.cancel()
+                if patient:
+                    raise
+                self.backend.crash()
 
         return wait
 
@@ -139,7 +148,7 @@ async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]
             publish_poll_s=0.05,
             retry_initial_s=0.01,
             retry_max_s=0.05,
-            lease_ttl_s=1.0,
+            lease_ttl_s=6.0,
         )
         here = World(registry, samples, engine, settings, stack, FakeBackend())
         try:
@@ -148,9 +157,7 @@ async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]
             await here.stop()
 
 
-async def until(
-    stub: "trainer_service_pb2_grpc.TrainerServiceAsyncStub", job_id: str, *states: job_pb2.JobState.ValueType
-) -> job_pb2.Job:
+async def until(stub: Stub, job_id: str, *states: job_pb2.JobState.ValueType) -> job_pb2.Job:
     """The job once it is in one of the states (any final one when none is given); fails after 10 seconds."""
     async with asyncio.timeout(10):
         async for reply in stub.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id)):
