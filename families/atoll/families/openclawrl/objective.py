@@ -17,8 +17,8 @@ from atoll.families.losses.policy_loss import PgPrimitive, clipped_surrogate, kl
 from atoll.families.losses.reducer import Reducer
 from atoll.families.losses.top_k import log_probs_at_top_ids
 from atoll.families.losses.vocab import token_statistics
-from atoll.families.openclawrl.losses.candidates import teach
-from atoll.families.openclawrl.spec import HINT_OVERLAP, TEACHER_IDS, TEACHER_LOG_PROBS, OpenClawRlOptions
+from atoll.families.openclawrl.losses.candidates import teach, teach_from_service
+from atoll.families.openclawrl.spec import HINT_OVERLAP, TEACHER_IDS, TEACHER_LOG_PROBS, HintTeacher, OpenClawRlOptions
 from atoll.families.policy_spec import PolicyLossSpec
 from atoll.families.run_settings import HookArgs
 from torch import Tensor
@@ -30,17 +30,18 @@ FROZEN_BASE = "openclawrl_base"
 @objective_hook(HookChannel.ACTOR_INIT)
 def openclawrl_actor_init(actor: Actor) -> None:
     """Keeps the weights that the family starts from, once; later they come back with the checkpoint."""
-    if not actor.has_weights(FROZEN_BASE):
+    if _options(actor).teacher is HintTeacher.BASE and not actor.has_weights(FROZEN_BASE):
         actor.keep_weights(FROZEN_BASE)
 
 
 @objective_hook(HookChannel.ACTOR_PRE_TRAIN)
 def openclawrl_actor_pre_train(actor: Actor, rollout_data: RolloutData) -> None:
-    """Scores the hint candidates with the frozen base and fills the teacher's columns."""
-    options = actor.args.options
-    if not isinstance(options, OpenClawRlOptions):
-        raise TypeError(f"options of openclawrl expected, got {type(options).__name__}")
-    teach(actor, FROZEN_BASE, rollout_data, options)
+    """Fills the teacher's columns: with the frozen base's scores of the candidates, or with the service's."""
+    options = _options(actor)
+    if options.teacher is HintTeacher.SERVICE:
+        teach_from_service(rollout_data, options)
+    else:
+        teach(actor, FROZEN_BASE, rollout_data, options)
 
 
 @objective_hook(HookChannel.LOSS)
@@ -76,6 +77,13 @@ def openclawrl_loss(
         loss = loss + options.kl_loss_coef * reduce.regularizer(kl)
         metrics["kl_loss"] = reduce.metric(kl)
     return loss, metrics
+
+
+def _options(actor: Actor) -> OpenClawRlOptions:
+    options = actor.args.options
+    if not isinstance(options, OpenClawRlOptions):
+        raise TypeError(f"options of openclawrl expected, got {type(options).__name__}")
+    return options
 
 
 def _distilled(

@@ -8,9 +8,15 @@ from typing import ClassVar, Self
 import numpy as np
 from atoll.families.aggregation import Aggregation, AggregationOptions
 from atoll.families.batching import BatchingRule
-from atoll.families.driver import WorkerGroups
+from atoll.families.driver import TEACHER_ENGINE, JobContext, WorkerGroups
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
 from atoll.families.openclawrl.report import JudgedTurns, hinted_prompts
+from atoll.families.openclawrl.service import (
+    SERVICE_IDS,
+    SERVICE_LOG_PROBS,
+    candidate_prompts,
+    with_service_scores,
+)
 from atoll.families.options import FamilyOptions
 from atoll.families.policy_spec import KlKind
 from atoll.families.refusals import batch_refused, option_refused
@@ -66,6 +72,15 @@ class Subset(StrEnum):
     """The teacher's most likely ids."""
 
 
+class HintTeacher(StrEnum):
+    """Who reads the hints."""
+
+    BASE = "base"
+    """The weights of the family's first job, which the workers keep."""
+    SERVICE = "service"
+    """The model of the trainer's teacher service."""
+
+
 class OpenClawRlOptions(AggregationOptions):
     """Options of openclawrl. Example: `{"batch_size": 16, "top_k": 20, "hint_selection": "token_optimal"}`."""
 
@@ -78,6 +93,7 @@ class OpenClawRlOptions(AggregationOptions):
     """None: eps_clip."""
     top_k: int = Field(default=20, ge=1)
     """K: how many of the engine's most likely ids are recorded with every token."""
+    teacher: HintTeacher = HintTeacher.BASE
     hint_selection: HintSelection = HintSelection.SEQUENCE_OPTIMAL
     hint_scope: HintScope = HintScope.SAMPLE
     subset: Subset = Subset.STUDENT
@@ -93,6 +109,15 @@ class OpenClawRlOptions(AggregationOptions):
             raise ValueError(
                 f"hint_scope span is only for hint_selection sequence_optimal, got {self.hint_selection.value}; leave "
                 "it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _service_can_answer(self) -> Self:
+        if self.teacher is HintTeacher.SERVICE and self.subset is Subset.STUDENT:
+            raise ValueError(
+                "subset student needs the teacher's log-probs at ids that the engine chose, which a service does not "
+                "give; set subset overlap or teacher, or teacher base"
             )
         return self
 
@@ -128,6 +153,20 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
     def sampler_top_k(self) -> int:
         return self.options.top_k
 
+    @property
+    def driver_options(self) -> tuple[str, ...]:
+        return (TEACHER_ENGINE,) if self._asks_service else ()
+
+    def run_columns(self, run: RunSettings) -> tuple[ColumnSpec, ...]:
+        """And what the teacher service says about the candidates."""
+        if not self._asks_service:
+            return super().run_columns(run)
+        told = (
+            ColumnSpec(SERVICE_IDS, ColumnDtype.INT32, ColumnOrigin.DRIVER, in_loss_batch=False),
+            ColumnSpec(SERVICE_LOG_PROBS, ColumnDtype.FLOAT32, ColumnOrigin.DRIVER, in_loss_batch=False),
+        )
+        return (*super().run_columns(run), *told)
+
     def bind(self, run: RunSettings) -> Self:
         """Knows how long a candidate may be."""
         return type(self)(self.options, run)
@@ -143,7 +182,9 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
             )
 
     def configure_backend(self, run: RunSettings) -> BackendNeeds:
-        return BackendNeeds(old_log_probs=True, reference_log_probs=self.options.kl_loss_coef > 0, frozen_base=True)
+        return BackendNeeds(
+            old_log_probs=True, reference_log_probs=self.options.kl_loss_coef > 0, frozen_base=not self._asks_service
+        )
 
     def shape_sample_row(self, item: ReportedSample, context: RowContext) -> Row:
         """The default row with the engine's most likely ids and the candidates that fit.
@@ -164,6 +205,13 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
         """A report is a prompt group of its own, so `prompt_mean` is the mean over reports."""
         return self.options.aggregation(group_size=1)
 
+    def prepare_rollout(self, batch: Batch, context: JobContext) -> Batch:
+        """Asks the teacher service about all candidates at once, where it teaches."""
+        if not self._asks_service:
+            return batch
+        prompts = [candidate_prompts(row, row.columns[HINT_TOKENS], row.columns[HINT_LENGTHS]) for row in batch.rows]
+        return with_service_scores(batch, context, prompts, self.options.top_k)
+
     def prepare(self, batch: Batch, state: FamilyState) -> StepSignal:
         """The advantage of every token is the reward of its turn."""
         advantages = tuple(np.full(row.response_length, row.reward, dtype=np.float32) for row in batch.rows)
@@ -178,6 +226,10 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
                 field="steps",
             )
         return workers.train_actor(steps)
+
+    @property
+    def _asks_service(self) -> bool:
+        return self.options.teacher is HintTeacher.SERVICE
 
     def _fitting(self, row: Row, prompts: Sequence[Int32]) -> list[Int32]:
         if self._run is None:

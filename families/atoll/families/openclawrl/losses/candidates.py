@@ -9,6 +9,7 @@ from atoll.families.losses.actor import Actor, RolloutData
 from atoll.families.losses.batch import LossBatch
 from atoll.families.losses.top_k import log_probs_at_top_ids, top_k_ids
 from atoll.families.openclawrl.losses.selection import CandidateScores, choose_lesson
+from atoll.families.openclawrl.service import SERVICE_IDS, SERVICE_LOG_PROBS
 from atoll.families.openclawrl.spec import (
     HINT_LENGTHS,
     HINT_OVERLAP,
@@ -32,6 +33,11 @@ def teach(actor: Actor, weights: str, data: RolloutData, options: OpenClawRlOpti
         scores = [next(found) for _ in of_row]
         taught.append(_taught(item, of_row, scores, options) if all(scores) else item)
     data.rows = taught
+
+
+def teach_from_service(data: RolloutData, options: OpenClawRlOptions) -> None:
+    """The same with what the teacher service said before the job."""
+    data.rows = [_taught(item, of_row := candidate_rows(item), _told(item, len(of_row)), options) for item in data.rows]
 
 
 def candidate_rows(item: TrainRow) -> list[TrainRow]:
@@ -63,6 +69,22 @@ def _read_scores(batch: LossBatch, logits: Tensor) -> Mapping[str, Tensor]:
         "native_log_probs": log_probs[:, :top_k],
         "sampler_log_probs": log_probs[:, top_k:],
     }
+
+
+def _told(item: TrainRow, candidates: int) -> list[Mapping[str, Tensor]]:
+    """The service's scores of every candidate. At an engine's id that is not among its own it said nothing: 0."""
+    sampler = torch.as_tensor(item.columns[SAMPLER_IDS], dtype=torch.int64)
+    shape = (candidates, *sampler.shape)
+    every_ids = torch.as_tensor(item.columns[SERVICE_IDS], dtype=torch.int64).reshape(shape)
+    every_log_probs = torch.as_tensor(item.columns[SERVICE_LOG_PROBS]).reshape(shape)
+    return [
+        {
+            "native_ids": ids,
+            "native_log_probs": log_probs,
+            "sampler_log_probs": torch.where(sampler[:, :, None] == ids[:, None, :], log_probs[:, None, :], 0).sum(-1),
+        }
+        for ids, log_probs in zip(every_ids, every_log_probs, strict=True)
+    ]
 
 
 def _taught(
