@@ -44,6 +44,8 @@ class Progress:
     """The attempt whose steps this memory takes or took; 0 for none."""
     restages: int = 0
     trained_from: int | None = None
+    unmoved_model: str = ""
+    """Digest of the parent's model where no step moved the actor's weights: it is the new version's as well."""
     staged: StagedArtifacts | None = None
     staged_is_gone: bool = False
     ending: JobEnded | None = None

@@ -4,11 +4,11 @@ import asyncio
 import errno
 import hashlib
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -43,6 +43,7 @@ RESTAGE = frozenset(
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+Kind: TypeAlias = artifact_pb2.ArtifactKind.ValueType
 
 
 class StorageFull(AtollError):
@@ -87,47 +88,65 @@ class Stager:
         refuse_full(Path(model.location), needed)
 
     async def stage(
-        self, job_id: str, attempt: int, driver_state: bytes, clock: PhaseClock, *, durable: bool
+        self,
+        job_id: str,
+        attempt: int,
+        driver_state: bytes,
+        clock: PhaseClock,
+        *,
+        durable: bool,
+        unmoved_model: str = "",
     ) -> StagedArtifacts:
         """Stages, writes, hashes and seals the model and, for a durable version, the checkpoint.
 
+        ``unmoved_model`` is the digest of a sealed model that still is the one in memory: it is not written again.
         Repeating it starts over in the same areas; what earlier attempts left half written goes first. Raises
         StorageFull, BackendCrashed.
         """
         for kind in (artifact_pb2.ARTIFACT_KIND_MODEL, artifact_pb2.ARTIFACT_KIND_CHECKPOINT):
             for earlier in range(1, attempt):
                 await self._abandon(staging_request_id(self._scenario, job_id, earlier, kind))
-        areas = [await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_MODEL)]
+        kinds = [] if unmoved_model else [artifact_pb2.ARTIFACT_KIND_MODEL]
+        kinds += [artifact_pb2.ARTIFACT_KIND_CHECKPOINT] if durable else []
+        areas: dict[Kind, _Area] = {}
         try:
-            if durable:
-                areas.append(await self._open(job_id, attempt, artifact_pb2.ARTIFACT_KIND_CHECKPOINT))
-            return await self._fill(areas, driver_state, clock)
+            for kind in kinds:
+                areas[kind] = await self._open(job_id, attempt, kind)
+            sealed = await self._fill(areas, driver_state, clock)
         except Exception:
-            for area in areas:
+            for area in areas.values():
                 await self._abandon(area.staging_id)
             raise
+        model = sealed.get(artifact_pb2.ARTIFACT_KIND_MODEL, unmoved_model)
+        return StagedArtifacts(model, sealed.get(artifact_pb2.ARTIFACT_KIND_CHECKPOINT, ""))
 
-    async def _fill(self, areas: Sequence[_Area], driver_state: bytes, clock: PhaseClock) -> StagedArtifacts:
+    async def _fill(self, areas: Mapping[Kind, _Area], driver_state: bytes, clock: PhaseClock) -> Mapping[Kind, str]:
+        """Digests by kind."""
         with clock.phase("export"):
-            await asyncio.to_thread(self._write, [area.location for area in areas], driver_state)
+            if areas:
+                await asyncio.to_thread(self._write, areas, driver_state)
         reached("trainer.exported")
         with clock.phase("hash"):
-            manifests = [await asyncio.to_thread(manifest_of, area.location) for area in areas]
+            manifests = {kind: await asyncio.to_thread(manifest_of, area.location) for kind, area in areas.items()}
         with clock.phase("seal"):
-            sealed = [await self._seal(area, manifest) for area, manifest in zip(areas, manifests, strict=True)]
+            sealed = {kind: (await self._seal(area, manifests[kind])).digest for kind, area in areas.items()}
         reached("trainer.sealed")
-        return StagedArtifacts(sealed[0].digest, sealed[1].digest if len(sealed) > 1 else "")
+        return sealed
 
-    def _write(self, directories: Sequence[Path], driver_state: bytes) -> None:
+    def _write(self, areas: Mapping[Kind, _Area], driver_state: bytes) -> None:
         # The registry hands out empty directories; the backend makes its own.
-        for directory in directories:
-            directory.rmdir()
-        model, checkpoint = directories[0], directories[1] if len(directories) > 1 else None
+        places = {kind: area.location for kind, area in areas.items()}
+        for place in places.values():
+            place.rmdir()
         try:
-            self._backend.stage(model, checkpoint, driver_state)
+            self._backend.stage(
+                places.get(artifact_pb2.ARTIFACT_KIND_MODEL),
+                places.get(artifact_pb2.ARTIFACT_KIND_CHECKPOINT),
+                driver_state,
+            )
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                raise StorageFull(f"no room left while writing {model.parent}") from error
+                raise StorageFull(f"no room left while writing {next(iter(places.values())).parent}") from error
             raise
 
     async def _open(self, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> _Area:

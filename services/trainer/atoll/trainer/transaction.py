@@ -196,14 +196,18 @@ class JobRunner:
 
     async def _take_steps(self, progress: Progress, ready: ReadyJob, head: ChainVersion) -> Mapping[str, float]:
         job = progress.family
+        before = await asyncio.to_thread(self._backend.steps_taken)
         try:
-            return await asyncio.to_thread(
+            trained = await asyncio.to_thread(
                 train_steps, self._backend, job.family, job.binding, self._setup.schedule, ready.prepared.steps
             )
         except StepRefused as refusal:
             if refusal.steps_taken == 0:
                 self._model.hold(head, self._model.families)
             raise JobEnded(REFUSED, refusal.reason, refusal.message, refusal.sample_ids) from refusal
+        moved_weights = await asyncio.to_thread(self._backend.steps_taken) != before
+        progress.unmoved_model = "" if moved_weights else head.model_digest
+        return trained
 
     async def _stage(self, progress: Progress, look: Look) -> None:
         assert progress.trained_from is not None
@@ -237,8 +241,10 @@ class JobRunner:
 
     async def _write(self, progress: Progress, *, durable: bool) -> None:
         state = driver_state(progress.families_after(self._model.families))
-        job_id, clock = progress.body.job_id, progress.clock
-        progress.staged = await self._stager.stage(job_id, progress.begun, state, clock, durable=durable)
+        job_id, clock, unmoved = progress.body.job_id, progress.clock, progress.unmoved_model
+        progress.staged = await self._stager.stage(
+            job_id, progress.begun, state, clock, durable=durable, unmoved_model=unmoved
+        )
         progress.metrics = {**progress.metrics, **clock.metrics()}
 
     async def _commit(self, progress: Progress, look: Look) -> None:
