@@ -17,6 +17,7 @@ from atoll.api.registry.v1 import (
 )
 from atoll.common.errors import AtollError, Unavailable
 from atoll.common.server import GrpcServer
+from atoll.registry import tables
 from atoll.registry.app import SERVICES, Registry, RegistryServer
 from atoll.registry.settings import RegistrySettings
 from atoll.registry.types import ScenarioDefinition
@@ -116,6 +117,13 @@ class RegistryUnderTest:
         digest = (await self.versions())[number].model_digest
         reply = await self.ask("GetArtifact", artifact_service_pb2.GetArtifactRequest(digest=digest))
         return Path(reply.artifact.location)
+
+    async def lose(self, digest: str) -> None:
+        """An artifact's bytes are gone, and the registry knows it."""
+        with self.real.artifacts._database.write() as connection:
+            gone = tables.artifacts.update().where(tables.artifacts.c.digest == digest)
+            connection.execute(gone.values(removed_at=datetime.now(UTC)))
+        self.real.artifacts.store.remove(digest)
 
     async def append(self, job_id: str, sample_ids: tuple[str, ...] = (), like: int = 0) -> version_pb2.Version:
         """Another trainer takes the lease and commits a version with the content of version `like`."""

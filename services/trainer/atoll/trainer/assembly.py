@@ -51,7 +51,7 @@ class ScenarioRun:
     chain: Chain
     facts: ScenarioFacts
     model_directory: Path
-    """Of the head: config and tokenizer are the same in every version."""
+    """Of version 0, which the reference model needs for ever; config and tokenizer are the same in every version."""
     vocab_size: int
 
 
@@ -59,8 +59,8 @@ async def read_scenario(settings: TrainerSettings, registry: grpc.aio.Channel, p
     """Waits for the registry. Raises BadConfiguration for a scenario that it does not have."""
     chain = Chain(registry, settings.scenario)
     facts = await patience.ask("scenario", lambda: _facts(chain))
-    head = await patience.ask("head", chain.head)
-    model_directory = await patience.ask("head's model", lambda: chain.location(head.model_digest))
+    base = await patience.ask("version 0", lambda: chain.version(0))
+    model_directory = await patience.ask("version 0's model", lambda: chain.location(base.model_digest))
     return ScenarioRun(chain, facts, model_directory, vocabulary_size(model_directory))
 
 
