@@ -1,5 +1,6 @@
 """A teacher service behind real gRPC that scores by arithmetic and fails when a test tells it to."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -38,6 +39,9 @@ class EchoTeacher(teacher_service_pb2_grpc.TeacherServiceServicer):
         """Calls to come break after so many results, one each; -1: in the middle of the first."""
         self.asked: list[list[str]] = []
         """Ids of every call."""
+        self.gate = asyncio.Event()
+        """Calls wait for it; open unless a test closes it."""
+        self.gate.set()
         self.renames: dict[str, str] = {}
         """Answers under another id."""
         self.tokens = tokens or TokenMap({}, "null")
@@ -45,6 +49,7 @@ class EchoTeacher(teacher_service_pb2_grpc.TeacherServiceServicer):
     async def Score(self, requests: Any, context: Context) -> AsyncIterator[Response]:
         received = [request async for request in requests]
         self.asked.append([request.id for request in received])
+        await self.gate.wait()
         cut_after = self.cut_after.pop(0) if self.cut_after else len(received) + 1
         if self.away:
             self.away -= 1

@@ -1,9 +1,9 @@
 """A trainer with a real registry and fakes around it, in one process and behind real gRPC and HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -46,6 +46,8 @@ class World:
     settings: TrainerSettings
     stack: AsyncExitStack
     backend: FakeBackend
+    family: str = "grpo"
+    options: Mapping[str, JsonValue] = field(default_factory=lambda: OPTIONS)
     trainer: RunningTrainer | None = None
     trainer_stack: AsyncExitStack | None = None
 
@@ -114,18 +116,26 @@ class World:
         return trainer_service_pb2.SubmitJobRequest(
             job_id=job_id,
             scenario="chat",
-            family="grpo",
-            options=structs.struct_from(OPTIONS),
+            family=self.family,
+            options=structs.struct_from(self.options),
             sample_ids=[sample.sample_id for sample in batch],
         )
 
 
 @asynccontextmanager
-async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]:
-    """The fakes, started; no trainer yet."""
+async def world(
+    directory: Path,
+    max_staleness: int = 0,
+    family: str = "grpo",
+    options: Mapping[str, JsonValue] = OPTIONS,
+    tokenizer: bytes | None = None,
+) -> AsyncIterator[World]:
+    """The fakes, started; no trainer yet. `tokenizer`: the base model's tokenizer.json, where a test reads one."""
     async with AsyncExitStack() as stack:
         write_model(directory / "base", [1.0, 2.0, 3.0])
-        registry = RegistryUnderTest(directory, directory / "base", "chat", "grpo", OPTIONS, max_staleness)
+        if tokenizer is not None:
+            (directory / "base" / "tokenizer.json").write_bytes(tokenizer)
+        registry = RegistryUnderTest(directory, directory / "base", "chat", family, dict(options), max_staleness)
         stack.callback(registry.close)
         # What a fake does not implement is UNIMPLEMENTED on the wire.
         samples, engine = FakeSamples(), PublishEngine()  # type: ignore[abstract]
@@ -150,7 +160,7 @@ async def world(directory: Path, max_staleness: int = 0) -> AsyncIterator[World]
             retry_max_s=0.05,
             lease_ttl_s=6.0,
         )
-        here = World(registry, samples, engine, settings, stack, FakeBackend())
+        here = World(registry, samples, engine, settings, stack, FakeBackend(), family, options)
         try:
             yield here
         finally:
