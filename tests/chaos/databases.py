@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tests.fakes.weight_engine import weights_key
 
 MICROSECONDS = 1e6
+
+asked_again = retry(
+    retry=retry_if_exception_type(sqlite3.OperationalError),
+    stop=stop_after_delay(20),
+    wait=wait_fixed(0.1),
+    reraise=True,
+)
+"""SQLite's files cannot be opened for moments while another process puts them in order after a kill."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,11 @@ class StoredVersion:
     consumed: tuple[str, ...] = ()
     fencing_token: int = 0
     restores: int | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its weights alone are kept."""
+        return self.operation == "training" and self.checkpoint_digest is None
 
     @property
     def weight_version(self) -> str:
@@ -126,6 +140,7 @@ def _rows(connection: sqlite3.Connection, query: str, *values: object) -> Sequen
     return cursor.execute(query, values).fetchall()
 
 
+@asked_again
 def read_gateway(path: Path) -> GatewayState:
     """Raises sqlite3.Error."""
     with _reading(path) as connection:
@@ -158,12 +173,14 @@ def read_gateway(path: Path) -> GatewayState:
     return GatewayState(samples, claims, reports, batches, rows)
 
 
+@asked_again
 def open_batches(path: Path) -> int:
     """How many batches wait for their job."""
     with _reading(path) as connection:
         return int(connection.execute("SELECT count(*) FROM batches WHERE state = 'open'").fetchone()[0])
 
 
+@asked_again
 def read_registry(path: Path, scenario: str) -> RegistryState:
     """Raises sqlite3.Error."""
     with _reading(path) as connection:
@@ -203,6 +220,7 @@ def read_registry(path: Path, scenario: str) -> RegistryState:
     return RegistryState(int(head), versions, files, removed, jobs)
 
 
+@asked_again
 def lease_address(path: Path, scenario: str) -> str:
     """host:port of the trainer that had the lease last, however long ago; "" when none ever had it."""
     with _reading(path) as connection:
@@ -210,6 +228,7 @@ def lease_address(path: Path, scenario: str) -> str:
     return str(rows[0]["address"]) if rows else ""
 
 
+@asked_again
 def head_number(path: Path, scenario: str) -> int:
     """The newest version."""
     with _reading(path) as connection:

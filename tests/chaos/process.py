@@ -56,6 +56,14 @@ class Process:
         assert self._child is not None
         return self._child.pid
 
+    @property
+    def state(self) -> str:
+        """As the kernel has it, e.g. "sleeping" or "stopped"; "" when it has ended."""
+        try:
+            return str(psutil.Process(self.pid).status()) if self.running else ""
+        except psutil.Error:
+            return ""
+
     def workers(self) -> list[int]:
         """Process ids of a trainer's ranks; none while it starts them."""
         if not self.running:
