@@ -1,6 +1,7 @@
 """Whole jobs through a booted trainer, with every service around it faked and failing on demand."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from tests.trainer.world import World, pair, until, world
 async def here(tmp_path: Path) -> AsyncIterator[World]:
     async with world(tmp_path) as made:
         yield made
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(10)
 
 
 async def weights_after(directory: Path, jobs: int) -> str:
@@ -48,8 +53,21 @@ async def test_a_job_goes_through_every_phase_and_ends_served(here: World) -> No
     assert metrics["train/tokens"] == 8
     assert metrics["train/learning_rate"] == 1e-3
     assert {"train/loss", "train/grad_norm"} <= set(metrics)
-    phases = ("pull", "admit", "score", "prepare", "train", "export", "hash", "seal")
+    phases = ("pull", "admit", "score", "prepare", "record", "train", "export", "hash", "seal")
     assert {f"perf/{phase}_seconds" for phase in phases} <= set(metrics)
+
+
+async def test_whoever_watches_a_job_sees_its_metrics_while_it_trains(here: World) -> None:
+    stub = await here.start()
+    go_on = threading.Event()
+    here.backend.before["train"] = [lambda: wait_for(go_on)]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    running = await until(stub, "job-0", job_pb2.JOB_STATE_RUNNING)
+    go_on.set()
+    assert running.metrics["reward/mean"] == 0.5
+    assert {"perf/pull_seconds", "perf/prepare_seconds"} <= set(running.metrics)
+    assert "perf/train_seconds" not in running.metrics
+    assert "perf/train_seconds" in (await until(stub, "job-0")).metrics
 
 
 async def test_a_fresh_trainer_goes_on_from_the_heads_checkpoint_as_if_it_had_not_stopped(

@@ -60,7 +60,8 @@ class JobPreparer:
         body, clock = progress.body, progress.clock
         progress.found_family = self._setup.families.of(body.family, body.options or {}, self._model.families)
         if not progress.family.is_own:
-            await asyncio.to_thread(self._backend.check_family, progress.family.binding)
+            with clock.phase("switch"):
+                await asyncio.to_thread(self._backend.check_family, progress.family.binding)
         with clock.phase("pull"):
             items = await self._patience.ask("rows", lambda: self._reader.read(body.job_id, body.sample_ids))
         with clock.phase("admit"):
@@ -89,7 +90,8 @@ class JobPreparer:
         teacher = None if self._setup.teacher is None else TimedTeacher(self._setup.teacher, clock)
         context = JobContext(str(head.weight_version), datetime.now(UTC), teacher)
         try:
-            batch = shape_batch(body.job_id, attempt, items, job)
+            with clock.phase("prepare"):
+                batch = shape_batch(body.job_id, attempt, items, job)
             with clock.phase("score"):
                 batch = await asyncio.to_thread(score_batch, batch, family, context)
             await self._queue.advance(body.job_id, job_pb2.JOB_STATE_SCORED)
@@ -101,5 +103,7 @@ class JobPreparer:
         except AtollError as error:
             named = sample_of(error, body.sample_ids)
             raise JobEnded(job_record_pb2.JOB_PHASE_REFUSED, error.reason, error.message, named) from error
-        await self._queue.advance(body.job_id, job_pb2.JOB_STATE_PREPARED)
+        # Whoever watches sees so far what the steps will be taken on.
+        metrics = {**prepared.metrics, **clock.metrics()}
+        await self._queue.advance(body.job_id, job_pb2.JOB_STATE_PREPARED, metrics=metrics)
         return prepared

@@ -167,7 +167,8 @@ class JobRunner:
             case Action.ROLL_BACK:
                 await self._committer.roll_back(progress.body, look.head, look.token)
             case Action.RECOVER | Action.LOAD_HEAD as action:
-                await self._loader.hold(look.head, action, look.token)
+                with progress.clock.phase("load"):
+                    await self._loader.hold(look.head, action, look.token)
             case Action.TRAIN:
                 await self._train(progress, look)
             case Action.STAGE:
@@ -181,7 +182,8 @@ class JobRunner:
         ready = await self._preparer.prepare(progress, head, attempt)
         durable = self._setup.is_checkpoint(head.number + 1)
         await self._stager.refuse_without_room(head, durable=durable)
-        await self._registry.put(look, moved(look.record, job_record_pb2.JOB_PHASE_RUNNING, attempt=attempt))
+        with progress.clock.phase("record"):
+            await self._registry.put(look, moved(look.record, job_record_pb2.JOB_PHASE_RUNNING, attempt=attempt))
         reached("trainer.running")
         await self._queue.advance(progress.body.job_id, job_pb2.JOB_STATE_RUNNING, attempt=attempt)
         progress.begun, progress.staged_is_gone = attempt, False
