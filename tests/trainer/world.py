@@ -96,7 +96,7 @@ class World:
 
     def elsewhere(self, work: Callable[[], Coroutine[Any, Any, object]], *, patient: bool = True) -> Callable[[], None]:
         """A hook for a backend's thread, which waits for work on this event loop, or for a second if not patient."""
-        loop = asyncio.get_running_loop()
+        loop, backend = asyncio.get_running_loop(), self.backend
 
         def wait() -> None:
             future = asyncio.run_coroutine_threadsafe(work(), loop)
@@ -106,7 +106,7 @@ class World:
                 future.cancel()
                 if patient:
                     raise
-                self.backend.crash()
+                backend.crash()
 
         return wait
 
@@ -169,8 +169,12 @@ async def world(
 
 async def until(stub: Stub, job_id: str, *states: job_pb2.JobState.ValueType) -> job_pb2.Job:
     """The job once it is in one of the states (any final one when none is given); fails after 10 seconds."""
-    async with asyncio.timeout(10):
-        async for reply in stub.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id)):
-            if reply.job.state in states:
-                return reply.job
-    return reply.job
+    watch = stub.WatchJob(trainer_service_pb2.WatchJobRequest(job_id=job_id))
+    try:
+        async with asyncio.timeout(10):
+            async for reply in watch:
+                if reply.job.state in states:
+                    return reply.job
+        return reply.job
+    finally:
+        watch.cancel()  # a server that stops waits for its streams

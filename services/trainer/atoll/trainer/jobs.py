@@ -1,12 +1,13 @@
 """Jobs as callers know them: submitted, found, listed and cancelled, whichever trainer ran them."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import job_record_pb2
+from atoll.api.trainer.v1 import job_pb2
 from atoll.common.errors import AtollError, Conflict
 from atoll.common.failpoints import reached
 from atoll.trainer.chain import Chain
@@ -123,6 +124,9 @@ class Jobs:
         known = self._queue.find(recorded.body.job_id)
         if known is not None:
             return known
+        if view.state == job_pb2.JOB_STATE_RUNNING:
+            # It ran in a memory that is gone, and waits for its turn here.
+            view = replace(view, state=job_pb2.JOB_STATE_SUBMITTED)
         taken = await self._queue.take_in(view)
         self._on_remembered()
         return taken
