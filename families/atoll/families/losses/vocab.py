@@ -157,7 +157,8 @@ class _StatisticsAtIds(torch.autograd.Function):
             if not columns.count:
                 break
             log_p = columns.scaled(logits, temperatures, logit_rows, chunk).sub_(lse[chunk, None])
-            grad = log_p.exp()
+            # Without an entropy log p is not needed again: a chunk less of memory.
+            grad = log_p.exp_() if grad_entropy is None else log_p.exp()
             factor = (of_lse[chunk] - of_log_probs[chunk].sum(-1))[:, None]
             if grad_entropy is not None:
                 # A column of logit -inf has p = 0 and no gradient; -inf would make 0 * inf of it.
@@ -187,7 +188,7 @@ class Columns:
         """z = x / T [chunk, count], a new tensor in float32 (float64 logits stay float64)."""
         rows = logits[chunk] if logit_rows is None else logits[logit_rows[chunk]]
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        return rows[:, : self.count].to(dtype) / temperatures[chunk, None]
+        return rows[:, : self.count].to(dtype, copy=True).div_(temperatures[chunk, None])
 
     def add_gradient(
         self,
@@ -198,8 +199,9 @@ class Columns:
         logit_rows: Tensor | None,
         chunk: slice,
     ) -> None:
-        """Adds dL/dz [chunk, count] to dL/dx [S, V_local]; `idle` bool [chunk] marks tokens without a gradient."""
-        grad = (grad / temperatures[chunk, None]).masked_fill_(idle[:, None], 0).to(grad_logits.dtype)
+        """Adds dL/dz [chunk, count] to dL/dx [S, V_local], and overwrites it; `idle` bool [chunk] marks tokens without a
+        gradient."""
+        grad = grad.div_(temperatures[chunk, None]).masked_fill_(idle[:, None], 0).to(grad_logits.dtype)
         own = grad_logits[:, : self.count]
         if logit_rows is None:
             own[chunk] = grad
