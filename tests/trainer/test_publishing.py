@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2
+from atoll.api.trainer.v1.trainer_service_pb2 import ListJobsRequest
 from atoll.common.weight_version import WeightVersion
 from atoll.trainer.chain import ChainVersion
 from atoll.trainer.publishing import served_number
+from atoll.trainer.refused_head import automatic_rollback_id
 
-from tests.trainer.world import World, pair, until, world
+from tests.trainer.world import Stub, World, pair, until, world
 
 
 @pytest.fixture
@@ -106,3 +108,30 @@ def test_a_version_is_served_once_enough_engines_have_it_or_a_later_one(
     seen = {str(n): None if text is None else WeightVersion.parse(text) for n, text in enumerate(versions)}
     head = ChainVersion(3, 2, WeightVersion(1, 3))
     assert served_number(seen, head, min_engines) == number
+
+
+async def test_a_head_that_no_engine_loads_is_rolled_back_by_itself_and_what_it_goes_back_to_is_served(
+    here: World,
+) -> None:
+    here.settings = here.settings.model_copy(update={"publish_timeout_s": 0.3})
+    stub = await here.start()
+    here.engine.refuse_updates = 1_000_000
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    back = automatic_rollback_id("chat", 1)
+    await eventually_known(stub, back)
+    rolled_back = await until(stub, back, job_pb2.JOB_STATE_COMMITTED)
+    assert (rolled_back.version, rolled_back.restores) == (2, 0)
+    here.engine.refuse_updates = 0
+    assert (await until(stub, back)).state == job_pb2.JOB_STATE_SERVED
+    assert here.engine.served == "2:2"
+    assert set(here.engine.refused) >= {"1:1"}
+    # The commit stands, and nothing is rolled back a second time.
+    assert [version.weight_version for version in await here.registry.versions()] == ["1:0", "1:1", "2:2"]
+    await stub.SubmitJob(here.job("job-1", pair("b", versions=("2:2",))))
+    assert (await until(stub, "job-1")).version == 3
+
+
+async def eventually_known(stub: Stub, job_id: str) -> None:
+    async with asyncio.timeout(10):
+        while job_id not in {job.job_id for job in (await stub.ListJobs(ListJobsRequest())).jobs}:
+            await asyncio.sleep(0.02)
