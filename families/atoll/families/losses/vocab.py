@@ -199,8 +199,8 @@ class Columns:
         logit_rows: Tensor | None,
         chunk: slice,
     ) -> None:
-        """Adds dL/dz [chunk, count] to dL/dx [S, V_local], and overwrites it; `idle` bool [chunk] marks tokens without a
-        gradient."""
+        """Adds dL/dz [chunk, count] to dL/dx [S, V_local] and overwrites it; `idle` bool [chunk] marks tokens without
+        a gradient."""
         grad = grad.div_(temperatures[chunk, None]).masked_fill_(idle[:, None], 0).to(grad_logits.dtype)
         own = grad_logits[:, : self.count]
         if logit_rows is None:
