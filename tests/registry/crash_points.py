@@ -1,86 +1,37 @@
 """Kills a process before each durable operation in turn, restarts on what is left, and checks that nothing is broken.
 
-Run as `python -m tests.registry.crash_points WORK DIRECTORY`; prints one line per point and exits with 1 at the first
-broken one. WORK is a name of WORKS. Forks instead of starting interpreters: a hundred points take seconds.
+Run as `python -m tests.registry.crash_points WORK DIRECTORY [SOCKET DIRECTORY OF A POSTGRESQL SERVER]`; prints one line
+per broken point and exits with 1 at the first. WORK is a name of WORKS. Forks instead of starting interpreters: a
+hundred points take seconds.
 """
 
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import sqlalchemy as sa
 from atoll.registry import manifest
 from atoll.registry.app import Registry
-from atoll.registry.types import Kind
+from atoll.registry.job_types import JobPhase
+from atoll.registry.types import Operation
 
-from tests.registry.material import SCENARIO, content, seal, settings_for, write_base_model
+from tests.postgres import PostgresServer
+from tests.registry.crash_works import HOLDER, WORKS, Answer, Place, Work
+from tests.registry.material import SCENARIO, write_base_model
 
-Answer = Callable[[str], None]
-Work = Callable[[Registry, Answer], None]
 DURABLE_CALLS = ("fsync", "rename", "mkdir", "unlink", "rmdir")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A registry's directory, and the base model outside of it."""
-
-    directory: Path
-    base: Path
-
-    def open(self) -> Registry:
-        return Registry(settings_for(self.directory, base=self.base, keep=1))
-
-
-def create(registry: Registry, answer: Answer) -> None:
-    """From an empty directory to version 0, which opening does."""
-    answer(f"version {registry.chain.get(SCENARIO).number}")
-
-
-def train(registry: Registry, answer: Answer) -> None:
-    """One training job after three that were done: two seals, a commit, and the removal of what is too old."""
-    _train(registry, 3, answer)
-
-
-def _train(registry: Registry, parent: int, answer: Answer) -> None:
-    model = seal(registry, b"model %d" % parent)
-    answer(f"sealed {model.digest}")
-    checkpoint = seal(registry, b"checkpoint %d" % parent, Kind.CHECKPOINT)
-    answer(f"sealed {checkpoint.digest}")
-    version = registry.chain.commit(content(parent, model.digest, checkpoint_digest=checkpoint.digest))
-    answer(f"version {version.number}")
-    registry.sweeper.sweep()
-
-
-def reseal(registry: Registry, answer: Answer) -> None:
-    """Content that retention removed comes back and is committed again."""
-    model = seal(registry, b"model 0")
-    answer(f"sealed {model.digest}")
-    answer(f"version {registry.chain.commit(content(3, model.digest)).number}")
-
-
-def _nothing(place: Place) -> None:
-    place.directory.mkdir()
-
-
-def _three_versions(place: Place) -> None:
-    registry = place.open()
-    for parent in range(3):
-        _train(registry, parent, lambda _: None)
-    registry.close()
-
-
-WORKS = {"create": (_nothing, create), "train": (_three_versions, train), "reseal": (_three_versions, reseal)}
+PHASES = [JobPhase.RECORDED, JobPhase.RUNNING, JobPhase.STAGED, JobPhase.COMMITTED]
 
 
 def arm(point: int) -> None:
-    """Kills this process before its `point`-th durable operation."""
+    """Kills this process before its `point`-th durable operation, or between a commit and its answer."""
     remaining = iter(range(point, -1, -1))
 
     def step() -> None:
@@ -97,7 +48,19 @@ def arm(point: int) -> None:
     for name in DURABLE_CALLS:
         setattr(os, name, armed(getattr(os, name)))
     shutil.copyfile = armed(shutil.copyfile)  # type: ignore[assignment]
-    sa.event.listen(sa.Engine, "commit", lambda _connection: step())
+    committed: list[bool] = []
+
+    def before_commit(_connection: object) -> None:
+        step()
+        committed.append(True)
+
+    def given_back(*_: object) -> None:
+        if committed:
+            committed.clear()
+            step()
+
+    sa.event.listen(sa.Engine, "commit", before_commit)
+    sa.event.listen(sa.Pool, "checkin", given_back)
 
 
 def check(registry: Registry, answers: list[str]) -> None:
@@ -107,18 +70,55 @@ def check(registry: Registry, answers: list[str]) -> None:
     assert [version.number for version in chain] == list(range(len(chain)))
     assert [version.revision for version in chain] == list(range(1, len(chain) + 1))
     assert registry.scenarios.get(SCENARIO).head == len(chain) - 1
+    for before, after in pairwise(chain):
+        restores = after.content.operation in (Operation.ROLLBACK, Operation.RECOVERY)
+        assert after.weight_version.incarnation == before.weight_version.incarnation + restores
+        assert after.content.parent == before.number
     there = {a.digest for a in registry.artifacts.list_page(None, 1000, None).artifacts if a.removed_at is None}
     assert {path.name for path in store.artifacts.iterdir()} == there, "rows and directories differ"
     assert chain[-1].content.model_digest in there, "the head has no bytes"
+    durable = [version for version in chain if version.content.is_durable]
+    assert durable[-1].content.checkpoint_digest in {None, *there}, "the newest checkpoint has no bytes"
     for digest in there:
         manifest.verify(store.files_of(digest), registry.artifacts.get(digest).files)
     assert not any(store.trash.iterdir())
+    _check_records(registry)
     for answer in answers:
-        word, value = answer.split()
-        if word == "version":
-            assert int(value) < len(chain), f"version {value} was answered and is gone"
-        else:
-            assert value in there, f"artifact {value} was answered as sealed and is gone"
+        _check_answer(registry, answer, len(chain), there)
+
+
+def _check_records(registry: Registry) -> None:
+    """Every committed job has an ended record, and no record says committed without its version."""
+    records = {r.job_id: r for r in registry.job_records.list_page(SCENARIO, open_only=False, limit=100, after=None)}
+    assert sorted(record.position for record in records.values()) == list(range(1, len(records) + 1))
+    for version in registry.chain.since(SCENARIO, 1, 100):
+        record = records.pop(version.content.job_id or "")
+        assert (record.progress.phase, record.version) == (JobPhase.COMMITTED, version.number)
+    for record in records.values():
+        assert record.progress.phase.is_open
+        staged = record.progress.staged
+        if staged is not None:
+            registry.artifacts.get(staged.model_digest)
+
+
+def _check_answer(registry: Registry, answer: str, length: int, there: set[str]) -> None:
+    word, value = answer.split()
+    if word == "version":
+        assert int(value) < length, f"version {value} was answered and is gone"
+    elif word == "token":
+        lease = registry.leases.get(SCENARIO, "trainer")
+        assert lease is not None and lease.fencing_token >= int(value), f"token {value} was answered and is forgotten"
+        assert lease.fencing_token == int(value) or lease.holder != HOLDER
+    elif word == "phase":
+        (record,) = (
+            record
+            for record in registry.job_records.list_page(SCENARIO, open_only=False, limit=100, after=None)
+            if record.job_id in ("job-4", "rollback-4")
+        )
+        reached = PHASES.index(record.progress.phase) >= PHASES.index(JobPhase(value))
+        assert reached, f"phase {value} was answered, the record says {record.progress.phase}"
+    else:
+        assert value in there, f"artifact {value} was answered as sealed and is gone"
 
 
 def in_child(run: Callable[[Answer], None]) -> tuple[int, list[str]]:
@@ -154,24 +154,27 @@ def restart(place: Place, run: Work, answers: list[str], answer: Answer) -> None
     assert len(replayed) >= len(answers)
 
 
-def main(work: str, directory: Path) -> int:
+def _without_flush(connection: object, *_: object) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
+
+
+def main(work: str, directory: Path, server: PostgresServer | None) -> int:
     # A killed process loses nothing that the kernel has, so real flushes would only make this slow.
     os.fsync = lambda fd: None
-    sa.event.listen(sa.Pool, "checkout", lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
+    sa.event.listen(sa.Pool, "checkout", _without_flush)
     prepare, run = WORKS[work]
     base = write_base_model(directory / "base")
-    prepared = Place(directory / "prepared", base)
+    prepared = Place(directory / f"{work}-prepared", base, server)
     prepare(prepared)
     # Once without a kill, so that the forks inherit every module that is imported late.
-    rehearsal = Place(directory / "rehearsal", base)
-    shutil.copytree(prepared.directory, rehearsal.directory)
+    rehearsal = prepared.copy(f"{work}-rehearsal")
     registry = rehearsal.open()
     run(registry, lambda _: None)
     check(registry, [])
     registry.close()
     for point in count():
-        place = Place(directory / f"point-{point}", base)
-        shutil.copytree(prepared.directory, place.directory)
+        place = prepared.copy(f"{work}-{point}")
         status, answers = in_child(partial(attempt, place, run, point))
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0, f"point {point}: the work failed without a kill"
@@ -181,9 +184,10 @@ def main(work: str, directory: Path) -> int:
         if status != 0:
             print(f"point {point}: the restart failed after {answers}")
             return 1
-        shutil.rmtree(place.directory)
+        place.remove()
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    socket = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), None if socket is None else PostgresServer(socket, 0)))
