@@ -107,9 +107,12 @@ def test_what_a_run_of_that_family_would_be_refused_is_refused_here_too() -> Non
 
 def test_a_second_distillation_family_is_refused_whichever_came_first() -> None:
     run = families()
-    run.of("sdft", {}, {})
+    # Both may wait for their turn; whichever trains first has the run.
+    sdft, sdpo = run.of("sdft", {}, {}), run.of("sdpo", {}, {})
     with pytest.raises(Conflict, match=r"sdpo cannot .* second distillation family beside sdft"):
-        run.of("sdpo", {}, {})
+        run.of("sdpo", {}, sdft.after({}, {}))
+    with pytest.raises(Conflict, match=r"sdft cannot .* second distillation family beside sdpo"):
+        run.of("sdft", {}, sdpo.after({}, {}))
     with pytest.raises(Conflict, match="second distillation family beside sdft"):
         families("sdft", {}).of("sdpo", {}, {})
     assert families("sdft", {}).of("sft", {}, {})

@@ -7,7 +7,7 @@ job names a family --its own--> the run's, with the run's options
 The workers keep their start-up flags. A family brings its loss type, hooks, advantages, wire keys and options.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.api.errors.v1 import errors_pb2
@@ -51,8 +51,8 @@ class JobFamily:
 
 
 class JobFamilies:
-    """The families of one run. Another family is refused the same way before and after a restart: what trained
-    before is in the checkpoint (`trained`)."""
+    """The families of one run. What another family may clash with is the run's own and those that trained (`trained`,
+    from the checkpoint), so that it is refused the same way before and after a restart or a rollback."""
 
     def __init__(
         self,
@@ -82,9 +82,10 @@ class JobFamilies:
         family = _with_options(kind, options)
         key = kind.reference(), family.options.canonical_json()
         if key not in self._brought:
-            brought = self._validated(family, options, trained)
+            brought = self._validated(family, options)
             needs_renderer = family.needs_prompt_renderer
             self._brought[key] = replace(brought, renderer=self._make_renderer()) if needs_renderer else brought
+        self._refuse_clash(self._brought[key], trained)
         return self._brought[key]
 
     def _refuse_other_options(self, options: Mapping[str, JsonValue]) -> None:
@@ -93,9 +94,8 @@ class JobFamilies:
         if given != own.options:
             raise not_trained_here("options", given.canonical_json(), f"{own.options.canonical_json()} of {own.name}")
 
-    def _validated(self, family: AnyFamily, options: Mapping[str, JsonValue], trained: TrainedFamilies) -> JobFamily:
-        run, own = self.own.run, self.own.family
-        here = f"a run that started with {own.name}"
+    def _validated(self, family: AnyFamily, options: Mapping[str, JsonValue]) -> JobFamily:
+        run, here = self.own.run, f"a run that started with {self.own.family.name}"
         missing = sorted(set(family.driver_options) - self._driver_options)
         if missing:
             raise _family_refused(
@@ -103,29 +103,27 @@ class JobFamilies:
             )
         if family.configure_backend(run).critic is not None:
             raise _family_refused(family, f"it configures the critic, and only the actor's workers switch in {here}")
-        mine = TrainedFamily.of(family, run, {})
-        for name, other in self._others(family, trained):
-            if mine.distills and other.distills:
-                raise _family_refused(
-                    family, f"it is a second distillation family beside {name}, whose teacher's copy it would take"
-                )
-            for column, dtype in mine.columns.items():
-                if other.columns.get(column, dtype) != dtype:
-                    raise _family_refused(
-                        family,
-                        f"it declares the wire key {column} as {dtype}, {name} of this run as {other.columns[column]}",
-                    )
         binding = FamilyBinding(family.reference(), dict(options), run)
         family.validate_specific_args(run, f"family {family.name} in {here}")
         refuse_unsupported(binding)
         return JobFamily(family.bind(run), binding, is_own=False)
 
-    def _others(self, family: AnyFamily, trained: TrainedFamilies) -> Iterator[tuple[str, TrainedFamily]]:
-        """The run's families of other names: its own, those of earlier jobs, those that the checkpoint knows."""
-        here = [self.own, *self._brought.values()]
-        known = {**trained, **{each.family.name: TrainedFamily.of(each.family, each.run, {}) for each in here}}
-        known.pop(family.name, None)
-        yield from sorted(known.items())
+    def _refuse_clash(self, brought: JobFamily, trained: TrainedFamilies) -> None:
+        mine = TrainedFamily.of(brought.family, brought.run, {})
+        for name, other in sorted(self.own.after({}, trained).items()):
+            if name == brought.family.name:
+                continue
+            if mine.distills and other.distills:
+                raise _family_refused(
+                    brought.family,
+                    f"it is a second distillation family beside {name}, whose teacher's copy it would take",
+                )
+            for column, dtype in mine.columns.items():
+                if other.columns.get(column, dtype) != dtype:
+                    raise _family_refused(
+                        brought.family,
+                        f"it declares the wire key {column} as {dtype}, {name} of this run as {other.columns[column]}",
+                    )
 
 
 def _with_options(kind: type[AnyFamily], options: Mapping[str, JsonValue]) -> AnyFamily:
