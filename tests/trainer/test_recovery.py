@@ -70,6 +70,7 @@ class Line:
     gateway: str
     engine: PublishEngine
     directory: Path
+    checkpoint_every: int = 1
 
     @asynccontextmanager
     async def trainer(
@@ -85,6 +86,8 @@ class Line:
             "ATOLL_TRAINER_RUN_DIR": str(self.directory / "run"),
             "ATOLL_TRAINER_LEARNING_RATE": "0.01",
             "ATOLL_TRAINER_PUBLISH_POLL_S": "0.1",
+            "ATOLL_TRAINER_LEASE_TTL_S": "3",
+            "ATOLL_TRAINER_CHECKPOINT_EVERY_N_VERSIONS": str(self.checkpoint_every),
         }
         log = self.directory / "trainer.log"
         with service("atoll.trainer.driver", environment, log) as process:
