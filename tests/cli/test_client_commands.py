@@ -9,8 +9,7 @@ import pytest
 from atoll.cli.main import app
 from atoll.cli.samples import metadata_of
 from atoll.common.errors import InvalidInput
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tests.fakes.scripted_gateway import ScriptedGateway, scripted_gateway
 

@@ -49,6 +49,8 @@ class FakeEngine:
         """Bodies of /generate."""
         self.aborted: list[str] = []
         """Names given to /abort_request."""
+        self.sampled = 0
+        """Tokens of all replies."""
         self.hung_up = 0
         """Replies whose reader went away."""
         self._keep_requests = keep_requests
@@ -148,6 +150,7 @@ class FakeEngine:
             token = END_TOKEN if sent == behaviour.length - 1 else sampled
             versions.append(version)
             sent += 1
+            self.sampled += 1
             if sent == length:
                 stopped = token == END_TOKEN
                 finish = {"type": "stop", "matched": END_TOKEN} if stopped else {"type": "length", "length": length}

@@ -13,6 +13,7 @@ from atoll.gateway.registry_reader import ChainEntry, RegistryReader
 
 from tests.fakes.fake_engine import END_TOKEN, FakeEngine, log_prob_at, text_of, token_at
 from tests.gateway.http_gateway import HELLO, SCENARIO, HttpGateway
+from tests.gateway.store_world import eventually
 
 
 def expected_reply(prompt_ids: list[int], length: int = 6) -> list[int]:
@@ -180,17 +181,20 @@ async def test_a_pinned_version_that_is_replaced_in_mid_reply_is_refused_and_not
 
 
 async def test_the_reply_waits_for_the_disk(web: HttpGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = asyncio.Event()
+    reached, allowed = asyncio.Event(), asyncio.Event()
     record = web.gateway.writer.record
 
     async def slow(sample: NewSample) -> None:
+        reached.set()
         await allowed.wait()
         await record(sample)
 
     monkeypatch.setattr(web.gateway.writer, "record", slow)
     waiting = asyncio.create_task(web.chat())
-    await asyncio.sleep(0.3)
-    assert not waiting.done()
+    await reached.wait()
+    for _ in range(10):
+        await web.get("/healthz")
+    assert not waiting.done(), "other requests went all the way meanwhile"
     allowed.set()
     answer = await waiting
     assert answer.status == 200 and len(await web.samples()) == 1
@@ -226,10 +230,11 @@ async def test_a_client_that_leaves_a_plain_request_stops_the_engine_and_leaves_
 ) -> None:
     engine.behaviour.length, engine.behaviour.pause_s = 1000, 0.02
     leaving = asyncio.create_task(web.chat())
-    await asyncio.sleep(0.4)
+    await eventually(lambda: engine.sampled > 2)
     leaving.cancel()
-    await asyncio.sleep(0.4)
-    [sample] = await web.samples()
+    while not (recorded := await web.samples()):
+        await asyncio.sleep(0.01)
+    [sample] = recorded
     assert sample.aborted and sample.finish_reason == "abort"
     assert 1 <= sample.response_length < 100
     assert engine.aborted and engine.aborted[0].startswith(sample.receipt)

@@ -10,7 +10,7 @@ from atoll.gateway.conversations import Conversations
 from atoll.gateway.engine_pool import EnginePool
 from atoll.gateway.http_errors import install_error_handlers
 from atoll.gateway.jobs import Jobs, RollbackRequest, job_as_json
-from atoll.gateway.middleware import BodyLimit, TokenCheck
+from atoll.gateway.middleware import BodyLimit, ChatLimit, Defects, TokenCheck
 from atoll.gateway.openai_schema import ChatRequest
 from atoll.gateway.registry_reader import RegistryReader
 from atoll.gateway.renderers import Renderers
@@ -45,7 +45,9 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
         redoc_url=None,
         # The first sees the request first.
         middleware=[
+            Middleware(Defects),
             Middleware(TokenCheck, token=settings.token_text),
+            Middleware(ChatLimit, most=settings.max_chats),
             Middleware(BodyLimit),
         ],
     )

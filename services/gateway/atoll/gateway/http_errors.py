@@ -43,6 +43,9 @@ def error_response(error: AtollError) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.reason == errors_pb2.REASON_UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
+    if error.reason == errors_pb2.REASON_REQUEST_TIMEOUT:
+        # The rest of the request is not waited for either.
+        headers["connection"] = "close"
     return Response(
         orjson.dumps(error_body(error)),
         status_code=http_status(error),
@@ -59,7 +62,7 @@ def hidden_defect(error: Exception) -> AtollError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every answer of the app that is not a success an error body."""
+    """Makes every answer of the app that is not a success an error body; defects are middleware's."""
 
     async def refused(_request: Request, error: Exception) -> Response:
         assert isinstance(error, AtollError)
@@ -82,11 +85,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def gone(_request: Request, _error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    async def defect(_request: Request, error: Exception) -> Response:
-        return error_response(hidden_defect(error))
-
     app.add_exception_handler(AtollError, refused)
     app.add_exception_handler(RequestValidationError, bad_parameter)
     app.add_exception_handler(HTTPException, no_such_route)
     app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(Exception, defect)

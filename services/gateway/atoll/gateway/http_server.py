@@ -9,9 +9,45 @@ import uvicorn
 from atoll.common.auth import refuse_open_listener
 from atoll.common.errors import BadConfiguration
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 DRAIN_SECONDS = 20
 """How long answers in progress may take at a stop; then they are cut, and nothing of them is recorded."""
+
+
+HEADER_SECONDS = 30.0
+"""How long a client may take from connecting, or from a request's first byte, to the end of the headers."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """Hangs up on a client whose request does not begin; the body has a limit of its own (middleware.py)."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 class _Server(uvicorn.Server):
@@ -42,6 +78,7 @@ class HttpServer:
         """Returns when requests are answered."""
         config = uvicorn.Config(
             app,
+            http=_Protocol,
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -1,11 +1,17 @@
-"""What happens to every HTTP request before it is routed: the token is checked, large bodies are refused."""
+"""What happens to every HTTP request before it is routed.
+
+```
+Defects: what nobody expected is logged once -> TokenCheck -> ChatLimit: no more at once than allowed
+    -> BodyLimit: neither too large nor too slow -> the routes
+```
+"""
 
 import asyncio
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.auth import check_token
 from atoll.common.errors import AtollError
-from atoll.gateway.http_errors import error_response
+from atoll.gateway.http_errors import error_response, hidden_defect
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,10 +21,66 @@ OPEN_PATHS = frozenset({"/healthz"})
 MAX_BODY_BYTES = 8 << 20
 """A million tokens of English; more than any engine here takes."""
 
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive: 8 MiB at a megabit a second. A client that trickles holds a connection and memory
+for nothing."""
+
+CHAT_PATH = "/v1/chat/completions"
+
 DISCARD_BYTES = 128 << 20
 DISCARD_SECONDS = 10.0
 """How much of a refused body is read and thrown away. A connection that is closed while its client still sends is
 reset, and the client never sees the refusal."""
+
+
+class Defects:
+    """Answers what nobody expected, and logs it once: the server below would log it again."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            answer = error_response(hidden_defect(error))
+            # An answer that has begun is cut, which its client sees.
+            if not started:
+                await answer(scope, receive, send)
+
+
+class ChatLimit:
+    """Refuses a chat with 429 while as many as allowed are being answered, before its body is read."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != CHAT_PATH:
+            await self._app(scope, receive, send)
+            return
+        if self._running >= self._most:
+            refusal = AtollError(
+                f"{self._running} chats are being answered, which is as many as may be at once; try again",
+                reason=errors_pb2.REASON_TOO_MANY_REQUESTS,
+                retry_after_s=1.0,
+            )
+            await error_response(refusal)(scope, receive, send)
+            return
+        self._running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running -= 1
 
 
 class TokenCheck:
@@ -47,8 +109,19 @@ class _BodyTooLarge(AtollError):
         )
 
 
+class _BodyTooSlow(AtollError):
+    """Raised into the reader of a body that does not arrive."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"the body did not arrive within {BODY_SECONDS:g} s; send it at once",
+            reason=errors_pb2.REASON_REQUEST_TIMEOUT,
+        )
+
+
 class BodyLimit:
-    """Refuses a body over the limit with 413, whether or not its length is announced; it is never held in memory."""
+    """Refuses a body over the limit with 413, whether or not its length is announced; it is never held in memory. One
+    that is not there in time is refused with 408."""
 
     def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES) -> None:
         self._app = app
@@ -67,12 +140,21 @@ class BodyLimit:
             await error_response(_BodyTooLarge(self._limit))(scope, receive, send)
             return
 
-        seen = 0
+        seen, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, complete
+            if complete:
+                # What comes now is that the client left, and that may take as long as the answer.
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise _BodyTooSlow from None
             if message["type"] == "http.request":
+                complete = not message.get("more_body", False)
                 seen += len(message.get("body", b""))
                 if seen > self._limit:
                     await _discard(receive, message)

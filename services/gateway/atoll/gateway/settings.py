@@ -23,3 +23,4 @@ class GatewaySettings(ServiceSettings):
         0, ge=0, description="most likely ids recorded with every token, at least; score centering needs its top_k"
     )
     request_timeout_s: float = Field(600.0, gt=0, description="how long the sampling of one chat request may take")
+    max_chats: int = Field(1024, ge=1, description="chats answered at once; one more is told to try again")

@@ -40,6 +40,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The token is known and its scopes do not allow the call. PERMISSION_DENIED, 403."""
     REASON_REQUEST_ID_REUSED: _Reason.ValueType  # 8
     """The same request_id came before with another body. ALREADY_EXISTS, 409."""
+    REASON_REQUEST_TIMEOUT: _Reason.ValueType  # 9
+    """The request did not arrive in time. DEADLINE_EXCEEDED, 408."""
+    REASON_TOO_MANY_REQUESTS: _Reason.ValueType  # 10
+    """The service does as much as it may at once. RESOURCE_EXHAUSTED, 429, with RetryInfo."""
     REASON_SCENARIO_NOT_FOUND: _Reason.ValueType  # 20
     """No scenario of that id. NOT_FOUND, 404."""
     REASON_SCENARIO_EXISTS: _Reason.ValueType  # 21
@@ -149,6 +153,10 @@ REASON_PERMISSION_DENIED: Reason.ValueType  # 7
 """The token is known and its scopes do not allow the call. PERMISSION_DENIED, 403."""
 REASON_REQUEST_ID_REUSED: Reason.ValueType  # 8
 """The same request_id came before with another body. ALREADY_EXISTS, 409."""
+REASON_REQUEST_TIMEOUT: Reason.ValueType  # 9
+"""The request did not arrive in time. DEADLINE_EXCEEDED, 408."""
+REASON_TOO_MANY_REQUESTS: Reason.ValueType  # 10
+"""The service does as much as it may at once. RESOURCE_EXHAUSTED, 429, with RetryInfo."""
 REASON_SCENARIO_NOT_FOUND: Reason.ValueType  # 20
 """No scenario of that id. NOT_FOUND, 404."""
 REASON_SCENARIO_EXISTS: Reason.ValueType  # 21
