@@ -83,7 +83,8 @@ class ArtifactServiceServicer(object):
 
     def StageArtifact(self, request, context):
         """Makes an empty staging area and says where to write. A replay of the request_id empties it and returns the same
-        area: what a crashed writer left is gone. Errors: INVALID_FIELD, STORAGE_FULL.
+        area: what a crashed writer left is gone. Errors: INVALID_FIELD; STORAGE_FULL with RetryInfo while less is free than
+        the registry's min_free_space: call again then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,8 @@ class ArtifactServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ArtifactServiceAsyncStub: ...
     StageArtifact: _grpc.UnaryUnaryMultiCallable[_artifact_service_pb2.StageArtifactRequest, _artifact_service_pb2.StageArtifactResponse]
     """Makes an empty staging area and says where to write. A replay of the request_id empties it and returns the same
-    area: what a crashed writer left is gone. Errors: INVALID_FIELD, STORAGE_FULL.
+    area: what a crashed writer left is gone. Errors: INVALID_FIELD; STORAGE_FULL with RetryInfo while less is free than
+    the registry's min_free_space: call again then.
     """
     SealArtifact: _grpc.UnaryUnaryMultiCallable[_artifact_service_pb2.SealArtifactRequest, _artifact_service_pb2.SealArtifactResponse]
     """Checks every file of a staging area against the manifest, makes the bytes durable and moves them into place in
@@ -65,7 +66,8 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     StageArtifact: _aio.UnaryUnaryMultiCallable[_artifact_service_pb2.StageArtifactRequest, _artifact_service_pb2.StageArtifactResponse]  # type: ignore[assignment]
     """Makes an empty staging area and says where to write. A replay of the request_id empties it and returns the same
-    area: what a crashed writer left is gone. Errors: INVALID_FIELD, STORAGE_FULL.
+    area: what a crashed writer left is gone. Errors: INVALID_FIELD; STORAGE_FULL with RetryInfo while less is free than
+    the registry's min_free_space: call again then.
     """
     SealArtifact: _aio.UnaryUnaryMultiCallable[_artifact_service_pb2.SealArtifactRequest, _artifact_service_pb2.SealArtifactResponse]  # type: ignore[assignment]
     """Checks every file of a staging area against the manifest, makes the bytes durable and moves them into place in
@@ -98,7 +100,8 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_artifact_service_pb2.StageArtifactResponse, _abc.Awaitable[_artifact_service_pb2.StageArtifactResponse]]:
         """Makes an empty staging area and says where to write. A replay of the request_id empties it and returns the same
-        area: what a crashed writer left is gone. Errors: INVALID_FIELD, STORAGE_FULL.
+        area: what a crashed writer left is gone. Errors: INVALID_FIELD; STORAGE_FULL with RetryInfo while less is free than
+        the registry's min_free_space: call again then.
         """
 
     @_abc_1.abstractmethod

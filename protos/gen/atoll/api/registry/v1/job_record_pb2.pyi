@@ -97,7 +97,7 @@ class JobRecord(_message.Message):
     phase: Global___JobPhase.ValueType
     """How far it is."""
     attempt: _builtins.int
-    """How often its steps were begun."""
+    """How often its steps were begun, 1 or more in RUNNING. Falls in one case: RUNNING back to RECORDED takes one back."""
     reason: _errors_pb2.Reason.ValueType
     """Why it ended without a version, or why it waits; unspecified otherwise."""
     message: _builtins.str
@@ -114,7 +114,7 @@ class JobRecord(_message.Message):
 
     @_builtins.property
     def staged(self) -> Global___StagedVersion:
-        """What is sealed for it; unset before STAGED."""
+        """What is sealed for it; set in STAGED and in no other phase."""
 
     @_builtins.property
     def rejected_sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -66,8 +66,9 @@ class VersionServiceServicer(object):
         token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
         appends the version and ends the job's record. The same job_id with the same content returns the first answer,
         whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
-        PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
-        INVALID_FIELD.
+        PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, JOB_ID_REUSED when the job's record has ended without a version
+        or says something else, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+        `restores`, INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

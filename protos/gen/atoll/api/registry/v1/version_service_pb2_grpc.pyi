@@ -38,8 +38,9 @@ class VersionServiceStub:
     token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
     appends the version and ends the job's record. The same job_id with the same content returns the first answer,
     whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
-    PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
-    INVALID_FIELD.
+    PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, JOB_ID_REUSED when the job's record has ended without a version
+    or says something else, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+    `restores`, INVALID_FIELD.
     """
     GetVersion: _grpc.UnaryUnaryMultiCallable[_version_service_pb2.GetVersionRequest, _version_service_pb2.GetVersionResponse]
     """Returns one version, by number, by job id, or the head. Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND."""
@@ -61,8 +62,9 @@ class VersionServiceAsyncStub(VersionServiceStub):
     token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
     appends the version and ends the job's record. The same job_id with the same content returns the first answer,
     whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
-    PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
-    INVALID_FIELD.
+    PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, JOB_ID_REUSED when the job's record has ended without a version
+    or says something else, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+    `restores`, INVALID_FIELD.
     """
     GetVersion: _aio.UnaryUnaryMultiCallable[_version_service_pb2.GetVersionRequest, _version_service_pb2.GetVersionResponse]  # type: ignore[assignment]
     """Returns one version, by number, by job id, or the head. Errors: SCENARIO_NOT_FOUND, VERSION_NOT_FOUND."""
@@ -87,8 +89,9 @@ class VersionServiceServicer(metaclass=_abc_1.ABCMeta):
         token is current, that the job id is new, that no sample is consumed already and that the artifacts are sealed,
         appends the version and ends the job's record. The same job_id with the same content returns the first answer,
         whatever the token. A rollback or a recovery begins the next incarnation. Errors: SCENARIO_NOT_FOUND,
-        PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, NOT_RESTORABLE,
-        INVALID_FIELD.
+        PARENT_NOT_HEAD, FENCED, JOB_COMMITTED_DIFFERENTLY, JOB_ID_REUSED when the job's record has ended without a version
+        or says something else, SAMPLE_ALREADY_CONSUMED, ARTIFACT_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+        `restores`, INVALID_FIELD.
         """
 
     @_abc_1.abstractmethod
