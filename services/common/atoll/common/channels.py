@@ -32,7 +32,7 @@ IDEMPOTENT_METHODS: dict[str, Sequence[str]] = {
     "atoll.api.registry.v1.JobRecordService": ("PutJobRecord", "GetJobRecord", "ListJobRecords"),
     "atoll.api.trainer.v1.TrainerService": ("SubmitJob", "GetJob", "ListJobs", "GetTrainer"),
     "atoll.api.gateway.v1.SampleService": ("ListSamples",),
-    "atoll.api.teacher.v1.TeacherService": ("GetTeacher",),
+    "atoll.api.teacher.v1.TeacherService": ("GetTeacher", "CompareTokenizer"),
 }
 """Methods whose second call does what the first did: by key, or because they only read."""
 
