@@ -8,7 +8,7 @@ import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2
 from atoll.common import structs
-from atoll.common.errors import AtollError, Conflict, InvalidInput
+from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
 from atoll.families.catalog import make_family
 from atoll.families.driver import TEACHER_ENGINE
 from atoll.families.run_settings import RunSettings
@@ -69,6 +69,18 @@ def test_a_family_of_another_package_comes_by_reference_and_then_by_name() -> No
     brought = run.of(f"{HERE}:CountingFamily", {}, {})
     assert type(brought.family) is CountingFamily
     assert run.of("counting", {}, {}) is brought
+
+
+def test_a_family_of_another_package_is_known_by_name_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"from {HERE} import CountingFamily\nclass FreshFamily(CountingFamily):\n    name = 'fresh'\n"
+    (tmp_path / "fresh_losses.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NotFound, match="no loss family 'fresh'"):
+        families().of("fresh", {}, {})
+    earlier = {"fresh": TrainedFamily({}, reference="fresh_losses:FreshFamily")}
+    assert families().of("fresh", {}, earlier).binding.reference == "fresh_losses:FreshFamily"
 
 
 def test_a_family_that_renders_prompts_gets_the_models_renderer() -> None:

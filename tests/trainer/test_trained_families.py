@@ -6,7 +6,8 @@ from atoll.trainer.trained_families import TrainedFamily, driver_state, read_dri
 
 
 def test_what_is_written_is_read_back_and_equal_states_are_equal_bytes() -> None:
-    sdft, sao = TrainedFamily({}, {"teacher_tokens": "int32"}, distills=True), TrainedFamily({"jobs": 3})
+    sdft = TrainedFamily({}, {"teacher_tokens": "int32"}, distills=True, reference="my_pkg.losses:Mine")
+    sao = TrainedFamily({"jobs": 3})
     data = driver_state({"sdft": sdft, "sao": sao})
     assert read_driver_state(data) == {"sdft": sdft, "sao": sao}
     assert driver_state({"sao": sao, "sdft": sdft}) == data

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import AtollError, Conflict, InvalidInput
+from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
 from atoll.families.batching import ReportView
 from atoll.families.catalog import AnyFamily, make_family, resolve_family
 from atoll.families.refusals import batch_refused
@@ -76,7 +76,7 @@ class JobFamilies:
         if name in (self.own.family.name, self.own.family.reference()):
             self._refuse_other_options(options)
             return self.own
-        kind = resolve_family(name)
+        kind = _resolve(name, trained)
         if kind.reference() == self.own.family.reference():
             return self.of(kind.reference(), options, trained)
         family = _with_options(kind, options)
@@ -124,6 +124,16 @@ class JobFamilies:
                         brought.family,
                         f"it declares the wire key {column} as {dtype}, {name} of this run as {other.columns[column]}",
                     )
+
+
+def _resolve(name: str, trained: TrainedFamilies) -> type[AnyFamily]:
+    try:
+        return resolve_family(name)
+    except NotFound:
+        # An earlier process knew it by this name, from a job that gave its reference.
+        if name not in trained or not trained[name].reference:
+            raise
+        return resolve_family(trained[name].reference)
 
 
 def _with_options(kind: type[AnyFamily], options: Mapping[str, JsonValue]) -> AnyFamily:

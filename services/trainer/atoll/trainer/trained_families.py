@@ -5,7 +5,7 @@ Format 1 held the state of the run's only family; format 2 holds every family's,
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from atoll.common.errors import InternalError
 from atoll.families.catalog import AnyFamily
@@ -18,19 +18,24 @@ DRIVER_STATE_FORMAT = 2
 
 @dataclass(frozen=True)
 class TrainedFamily:
-    """A family that trained. Example: ``TrainedFamily({"jobs": 3}, {"action_mask": "uint8"})``"""
+    """A family that trained.
+
+    Example: ``TrainedFamily({"jobs": 3}, {"action_mask": "uint8"}, reference="atoll.families.sao.spec:SaoFamily")``
+    """
 
     state: FamilyState
     columns: Mapping[str, str] = field(default_factory=dict)
     """Element type of each of its wire keys."""
     distills: bool = False
     """Whether it is a distillation family, whose teacher's copy the checkpoint may hold."""
+    reference: str = ""
+    """`module:Class`: a family of another package is known by its plain name as long as it lasts."""
 
     @classmethod
     def of(cls, family: AnyFamily, run: RunSettings, state: FamilyState) -> "TrainedFamily":
         """What is remembered of a family in this run."""
         columns = {spec.name: spec.dtype.value for spec in family.run_columns(run)}
-        return cls(state, columns, isinstance(family, DistillFamily))
+        return cls(state, columns, isinstance(family, DistillFamily), family.reference())
 
 
 TrainedFamilies = Mapping[str, TrainedFamily]
@@ -39,11 +44,10 @@ TrainedFamilies = Mapping[str, TrainedFamily]
 
 def driver_state(families: TrainedFamilies) -> bytes:
     """What the driver keeps in a checkpoint: canonical JSON, so that equal states are equal bytes."""
-    told = {
-        name: {"state": dict(each.state), "columns": dict(each.columns), "distills": each.distills}
-        for name, each in families.items()
+    document = {
+        "format": DRIVER_STATE_FORMAT,
+        "families": {name: asdict(each) for name, each in families.items()},
     }
-    document = {"format": DRIVER_STATE_FORMAT, "families": told}
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -52,9 +56,7 @@ def read_driver_state(data: bytes) -> TrainedFamilies:
     document = json.loads(data)
     match document:
         case {"format": 2, "families": dict() as told}:
-            return {
-                name: TrainedFamily(each["state"], each["columns"], each["distills"]) for name, each in told.items()
-            }
+            return {name: TrainedFamily(**each) for name, each in told.items()}
         case {"format": 1, "family": str() as name, "family_state": dict() as state}:
             return {name: TrainedFamily(state)}
     raise InternalError(
