@@ -12,6 +12,7 @@ from atoll.common.channels import open_channel
 from atoll.common.errors import Unavailable
 from atoll.common.server import GrpcServer
 from atoll.trainer.lease import LeaseKeeper
+from atoll.trainer.predecessor import holder_ids
 
 from tests.fakes.backend import write_model
 from tests.fakes.registry import RegistryUnderTest
@@ -89,8 +90,9 @@ async def test_it_is_renewed_under_the_same_token(registry: RegistryUnderTest, c
 async def test_a_holder_that_is_killed_is_followed_within_the_ttl(
     registry: RegistryUnderTest, channel: grpc.aio.Channel
 ) -> None:
-    first, second = Trainer(channel, "first"), Trainer(channel, "second")
+    first = Trainer(channel, "first")
     await first.keeper.token()
+    second = Trainer(channel, "second")
     await first.stop()
     registry.pass_time(TTL)
     assert await asyncio.wait_for(second.keeper.token(), 5) == 2
@@ -106,6 +108,25 @@ async def test_a_lease_that_is_released_is_taken_over_at_once(channel: grpc.aio.
     assert not first.keeper.held()
     assert await asyncio.wait_for(second.keeper.token(), 5) == 2
     await second.stop()
+
+
+async def test_a_process_that_died_is_followed_at_once_by_the_next_one_of_its_run_directory(
+    channel: grpc.aio.Channel, tmp_path: Path
+) -> None:
+    with holder_ids(tmp_path, "chat") as (first, before):
+        assert before == ""
+        keeper = LeaseKeeper(channel, "chat", 3600, holder=first)
+        running = asyncio.create_task(keeper.run_forever("here:1"))
+        assert await keeper.token() == 1
+        with holder_ids(tmp_path, "chat") as (other, unknown):
+            assert (other != first, unknown) == (True, ""), "the first one lives"
+    running.cancel()
+    with holder_ids(tmp_path, "chat") as (second, before):
+        assert before == first
+        keeper = LeaseKeeper(channel, "chat", 3600, holder=second, predecessor=before)
+        running = asyncio.create_task(keeper.run_forever("here:1"))
+        assert await asyncio.wait_for(keeper.token(), 5) == 2
+        running.cancel()
 
 
 async def test_a_holder_that_was_stopped_stops_acting_before_it_hears_from_anybody(

@@ -141,6 +141,7 @@ async def world(
         samples, engine = FakeSamples(), PublishEngine()  # type: ignore[abstract]
         await engine.start()
         stack.push_async_callback(engine.stop)
+        (directory / "run").mkdir()
         server = GrpcServer("127.0.0.1", 0, None)
         registry.serve_on(server)
         sample_service_pb2_grpc.add_SampleServiceServicer_to_server(samples, server.grpc)

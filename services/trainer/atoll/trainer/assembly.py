@@ -146,6 +146,8 @@ def assemble(
     teacher: TeacherScorer | None,
     tell_serving: Callable[[bool], Awaitable[None]],
     patience: Patience,
+    holder: str | None = None,
+    predecessor: str = "",
 ) -> Trainer:
     """Starts nothing. Raises BadConfiguration for a family that cannot be trained here."""
     chain = run.chain
@@ -158,7 +160,7 @@ def assemble(
         checkpoint_every_n_versions=settings.checkpoint_every_n_versions,
         teacher=teacher,
     )
-    lease = LeaseKeeper(registry, settings.scenario, settings.lease_ttl_s)
+    lease = LeaseKeeper(registry, settings.scenario, settings.lease_ttl_s, holder=holder, predecessor=predecessor)
     queue, records, readiness = JobQueue(), JobRecords(registry, settings.scenario), Readiness(tell_serving)
 
     def wake(_: ChainVersion | None = None) -> None:

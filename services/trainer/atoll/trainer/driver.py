@@ -22,6 +22,7 @@ from atoll.trainer.assembly import Trainer, assemble, read_scenario
 from atoll.trainer.backend import TrainingBackend
 from atoll.trainer.backends import make_backend
 from atoll.trainer.job_service import SERVICE_NAME
+from atoll.trainer.predecessor import holder_ids
 from atoll.trainer.preflight import refuse_settings
 from atoll.trainer.retries import Patience
 from atoll.trainer.settings import TrainerSettings
@@ -82,7 +83,10 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
     teacher = await connect_teacher(settings, run.model_directory, patience, stack)
     engines = [await stack.enter_async_context(EngineClient(url, run.vocab_size)) for url in settings.engines]
     server = GrpcServer(settings.host, settings.port, settings.token_text)
-    trainer = assemble(settings, run, backend, registry, gateway, engines, teacher, server.set_serving, patience)
+    holder, predecessor = stack.enter_context(holder_ids(settings.run_dir, settings.scenario))
+    trainer = assemble(
+        settings, run, backend, registry, gateway, engines, teacher, server.set_serving, patience, holder, predecessor
+    )
     trainer_service_pb2_grpc.add_TrainerServiceServicer_to_server(trainer.service, server.grpc)
     await server.start([SERVICE_NAME], serving=False)
     stack.push_async_callback(server.stop)

@@ -40,12 +40,16 @@ class LeaseKeeper:
         scenario: str,
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
+        holder: str | None = None,
+        predecessor: str = "",
     ) -> None:
+        """`holder`: drawn for this process. `predecessor`: one that is dead, whose lease need not run out."""
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
         self._scenario = scenario
         self._ttl_s = ttl_s
         self._clock = clock
-        self._holder = new_id()
+        self._holder = holder or new_id()
+        self._predecessor = predecessor
         self._address = ""
         self._token = 0
         self._until = 0.0
@@ -121,9 +125,8 @@ class LeaseKeeper:
     async def release(self) -> None:
         """Lets another trainer take over at once; one that cannot be told waits for the ttl."""
         self._drop("released")
-        request = lease_service_pb2.ReleaseLeaseRequest(scenario=self._scenario, role=ROLE, holder=self._holder)
         try:
-            await answer_of(self._stub.ReleaseLease(request, timeout=self._call_s))
+            await self._release(self._holder)
         except AtollError as error:
             log.warning("the lease was not released, it runs out by itself", error=error.message)
 
@@ -131,8 +134,15 @@ class LeaseKeeper:
     def _call_s(self) -> float:
         return self._ttl_s / RENEWALS_PER_TTL
 
+    async def _release(self, holder: str) -> None:
+        request = lease_service_pb2.ReleaseLeaseRequest(scenario=self._scenario, role=ROLE, holder=holder)
+        await answer_of(self._stub.ReleaseLease(request, timeout=self._call_s))
+
     async def _ask(self) -> lease_pb2.Lease:
         """Renews, or acquires what was not held; the lease as it stands."""
+        if self._predecessor:
+            await self._release(self._predecessor)
+            self._predecessor = ""
         sent = self._clock()
         ttl = duration_pb2.Duration()
         ttl.FromNanoseconds(int(self._ttl_s * 1e9))
