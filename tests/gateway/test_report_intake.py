@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, NotFound
+from atoll.families.catalog import make_family
 from atoll.gateway.database import Database, microseconds
 from atoll.gateway.head import Head
 from atoll.gateway.job_settling import settle
 from atoll.gateway.pending_reports import PendingReports
 from atoll.gateway.receipts import Receipts
-from atoll.gateway.records import BatchState, JobOutcome, NewReport, Settlement
+from atoll.gateway.records import BatchState, JobOutcome, NewReport, ReportAnswer, Settlement
 from atoll.gateway.report_intake import ReportIntake
 from atoll.gateway.sample_writer import SampleWriter
 from atoll.gateway.scenarios import BoundScenario
@@ -291,3 +292,28 @@ async def test_what_another_gateway_took_is_not_pending_here(desk: Desk) -> None
     ]
     jobs = [answer.job_id for answer in answers]
     assert jobs[0] == jobs[2] == "" and jobs[1] != jobs[3] and standings(desk.database) == {"reserved": 4}
+
+
+async def test_a_new_cell_is_not_taken_along_by_those_that_the_head_left_behind(desk: Desk) -> None:
+    planned = {"groups_per_step": 1, "rollouts_per_group": 3}
+
+    async def grid(scenario: str) -> BoundScenario:
+        return BoundScenario(scenario, "sdpo", make_family("sdpo", planned), max_staleness=0)
+
+    intake = ReportIntake(desk.database, desk.receipts, grid, lambda _: desk.head, desk.pending)
+
+    async def report(rollout: int, weight_version: str) -> ReportAnswer:
+        receipt = await desk.record(weight_version=weight_version)
+        metadata = {"step": 0, "group": 0, "rollout": rollout, **planned}
+        return await intake.create(NewReport(SCENARIO, (receipt,), score=1.0, metadata=metadata))
+
+    desk.head = head_at(0)
+    await report(0, "1:0")
+    desk.head = head_at(1)
+    assert (await report(1, "1:1")).settled is None
+    assert standings(desk.database) == {"settled": 1, "pending": 1}
+    late = await report(2, "1:0")
+    assert late.settled is not None and late.settled.code == "stale_sample"
+    assert standings(desk.database) == {"settled": 3}, "the grid that needed the late one goes with it"
+    again = [await report(rollout, "1:1") for rollout in range(3)]
+    assert again[-1].job_id, "the step may be sampled anew"

@@ -17,7 +17,7 @@ from atoll.families.batching import ReportView
 from atoll.gateway.batching import form_batches, settle_outdated
 from atoll.gateway.database import Database, lock_scenario, microseconds, moment_of
 from atoll.gateway.head import Head
-from atoll.gateway.pending_reports import PendingReports
+from atoll.gateway.pending_reports import PendingReport, PendingReports
 from atoll.gateway.receipts import Receipts
 from atoll.gateway.records import NewReport, Report, ReportAnswer
 from atoll.gateway.report_checks import Reportable, checked_report, reportable
@@ -119,12 +119,16 @@ class ReportIntake:
             # As it is stored, so that the answer and a later reading agree.
             created_at=moment_of(microseconds(now)),
         )
-        bound.family.batching.validate(_view(recorded, members))
+        view = _view(recorded, members)
+        bound.family.batching.validate(view)
         head = self._head(report.scenario)
+        waiting = self._pending.read(connection, report.scenario)
         # Before the new one is among them: what is left over must not take it along.
-        settle_outdated(connection, bound, self._pending.read(connection, report.scenario), head)
+        left_over = settle_outdated(connection, bound, waiting, head)
         _store_report(connection, recorded, members)
-        formed = form_batches(connection, bound, self._pending.read(connection, report.scenario), head, now)
+        usable = {known: pending for known, pending in waiting.items() if known not in left_over}
+        usable[recorded.report_id] = PendingReport(view, epoch=0)
+        formed = form_batches(connection, bound, usable, head, now)
         job_id = next((b.job_id for b in formed.batches if any(r.report_id == recorded.report_id for r in b.rows)), "")
         settled = formed.settled.get(recorded.report_id)
         keep_answer(connection, key, FirstAnswer(recorded.report_id, job_id, settled), now)
