@@ -89,6 +89,11 @@ class Observer:
         found.lost.extend(check_head_bytes(registry, self._deployment.store))
         return found
 
+    async def served(self) -> bool:
+        """Whether every engine samples from the head."""
+        registry = await asyncio.to_thread(read_registry, self._deployment.registry_database, SCENARIO)
+        return not await self._engine_problems(registry)
+
     async def engine_keys(self, registry: RegistryState) -> list[str]:
         """Engines whose tokens are not those of the version that they report, of the fake kind."""
         wrong = []

@@ -1,5 +1,6 @@
 """A deployment for one test, and what tests do with it: feed batches, hurt a process at a point, check the end."""
 
+import asyncio
 import signal
 import time
 from collections import Counter
@@ -38,6 +39,12 @@ class Stage:
     async def until_head(self, number: int, seconds: float = WAIT_SECONDS) -> float:
         """Seconds until so many versions are committed."""
         return await self.until(lambda: self.observer.head >= number, f"version {number}", seconds)
+
+    async def until_served(self, seconds: float = WAIT_SECONDS) -> None:
+        """Until every engine samples from the head."""
+        async with asyncio.timeout(seconds):
+            while not await self.observer.served():
+                await asyncio.sleep(0.01)
 
     async def check(self) -> RegistryState:
         """Waits until nothing is open, and asserts every invariant; the registry's state then."""
