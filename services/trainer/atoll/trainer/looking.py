@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import job_record_pb2
 from atoll.api.registry.v1.job_record_pb2 import JobPhase
+from atoll.common.errors import AtollError
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.job_queue import JobBody
 from atoll.trainer.job_records import JobRecords, RecordedJob, StagedVersion
@@ -38,15 +39,22 @@ class JobLooks:
         head = await self._patience.ask("head", self._chain.head)
         record = await self._patience.ask("job's record", lambda: self._records.get(body.job_id))
         if record is None:
-            recorded = RecordedJob(body, job_record_pb2.JOB_PHASE_RECORDED)
-            record = await self._patience.ask("job's record", lambda: self._records.put(recorded, token))
+            record = await self._put(RecordedJob(body, job_record_pb2.JOB_PHASE_RECORDED), token)
         return Look(token, head, record)
 
     async def put(self, look: Look, record: RecordedJob) -> None:
         """Writes the record. Raises LookAgain when it has ended meanwhile, Conflict (FENCED)."""
-        written = await self._patience.ask("job's record", lambda: self._records.put(record, look.token))
+        written = await self._put(record, look.token)
         if written.phase != record.phase:
             raise LookAgain
+
+    async def _put(self, record: RecordedJob, token: int) -> RecordedJob:
+        try:
+            return await self._patience.ask("job's record", lambda: self._records.put(record, token))
+        except AtollError as error:
+            if error.reason == errors_pb2.REASON_FENCED:
+                self._lease.doubt(token)
+            raise
 
 
 def moved(
