@@ -86,6 +86,31 @@ def test_after_save_and_load_the_next_steps_are_bit_equal(
     assert all(np.array_equal(weights[name], again[name]) for name in weights)
 
 
+def test_weights_of_a_later_model_join_the_moments_of_an_earlier_checkpoint(
+    megatron_pool: Pool, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    source = tiny_model(ModelKind("qwen3", tied=True))
+    steps = grpo_steps(make_rows(), BINDING)
+    backend = megatron_pool.backend(1, 1)
+    backend.load(source, None, None)
+    backend.train(BINDING, steps, [1e-2])
+    backend.stage(None, tmp_path / "checkpoint", b"driver")
+    backend.train(BINDING, steps, [1e-2])
+    backend.stage(tmp_path / "later", None, b"")
+    weights = megatron_pool.probe(1, 1, "weights")
+
+    loaded = backend.load(tmp_path / "later", tmp_path / "checkpoint", None, weights_from_model=True)
+    assert (loaded.steps_taken, loaded.driver_state) == (1, b"driver")
+    found = megatron_pool.probe(1, 1, "weights")
+    assert all(np.array_equal(weights[name], found[name]) for name in weights)
+    backend.train(BINDING, steps, [1e-2])
+    mixed = megatron_pool.probe(1, 1, "weights")
+    backend.load(tmp_path / "later", None, None)
+    backend.train(BINDING, steps, [1e-2])
+    fresh = megatron_pool.probe(1, 1, "weights")
+    assert any(not np.array_equal(mixed[name], fresh[name]) for name in mixed), "the moments took part in the step"
+
+
 def test_a_checkpoint_loads_under_other_layouts(megatron_pool: Pool, tiny_model: TinyModel, tmp_path: Path) -> None:
     source = tiny_model(ModelKind("qwen3"))
     steps = grpo_steps(make_rows(), BINDING)
