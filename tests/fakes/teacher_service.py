@@ -72,8 +72,15 @@ class EchoTeacher(teacher_service_pb2_grpc.TeacherServiceServicer):
                     await context.abort(grpc.StatusCode.CANCELLED, "stopping")
 
     async def ScoreBatch(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        raise NotImplementedError
-        yield
+        async def sequences() -> AsyncIterator[Any]:
+            for sequence in request.sequences:
+                yield sequence
+
+        async for piece in self.Score(sequences(), context):
+            if piece.HasField("header"):
+                yield teacher_service_pb2.ScoreBatchResponse(header=piece.header)
+            else:
+                yield teacher_service_pb2.ScoreBatchResponse(chunk=piece.chunk)
 
     async def GetTeacher(self, request: Any, context: Context) -> Any:
         return teacher_service_pb2.GetTeacherResponse(model_path="echo", tokenizer_digest=self.tokens.digest)

@@ -8,6 +8,7 @@ import pytest
 from atoll.common.names import new_id
 
 from tests.fakes.fake_engine import FakeEngine
+from tests.gateway.desk import Desk
 from tests.gateway.http_gateway import SCENARIO, HttpGateway, http_gateway
 from tests.gateway.processes import free_port, service
 from tests.gateway.store_world import URL_FILE
@@ -73,3 +74,11 @@ async def web(registry_address: str, engine: FakeEngine, tmp_path: Path) -> Asyn
     """A gateway without a token before the fake engine."""
     async with http_gateway(registry_address, tmp_path, (engine.url,)) as running:
         yield running
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    await desk.writer.stop()
+    desk.database.close()

@@ -1,89 +1,30 @@
 """A report is recorded whole or not at all, and completes a batch exactly once."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import AtollError, NotFound
-from atoll.families.catalog import make_family
-from atoll.gateway.database import Database, microseconds
-from atoll.gateway.head import Head
+from atoll.common.errors import NotFound
+from atoll.gateway.database import microseconds
 from atoll.gateway.job_settling import settle
 from atoll.gateway.pending_reports import PendingReports
-from atoll.gateway.receipts import Receipts
-from atoll.gateway.records import BatchState, JobOutcome, NewReport, ReportAnswer, Settlement
+from atoll.gateway.records import BatchState, JobOutcome, Settlement
 from atoll.gateway.report_intake import ReportIntake
-from atoll.gateway.sample_writer import SampleWriter
 from atoll.gateway.scenarios import BoundScenario
-from atoll.gateway.tables import batch_rows, reports, request_answers
-from sqlalchemy import func, select, update
+from atoll.gateway.tables import batch_rows, request_answers
+from sqlalchemy import select, update
 
+from tests.gateway.desk import Desk
 from tests.gateway.store_world import (
     SCENARIO,
     batch_states,
-    bound_scenario,
-    head_at,
-    new_sample,
     report_on,
     standings,
-    url_of,
 )
 
 pytestmark = pytest.mark.usefixtures("both_databases")
-
-
-class Desk:
-    """An intake without a registry, and what it needs around it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.database = Database(url_of(directory))
-        self.receipts = Receipts(self.database.key("receipts"))
-        self.writer = SampleWriter(self.database)
-        self.woken = 0
-        self.head: Head | None = None
-        self.max_staleness = 0
-        self.pending = PendingReports()
-        self.intake = ReportIntake(
-            self.database, self.receipts, self._binding, lambda _: self.head, self.pending, self._wake
-        )
-
-    async def _binding(self, scenario: str) -> BoundScenario:
-        return replace(bound_scenario(scenario), max_staleness=self.max_staleness)
-
-    def _wake(self) -> None:
-        self.woken += 1
-
-    async def record(self, scenario: str = SCENARIO, **properties: Any) -> str:
-        receipt = self.receipts.issue(scenario)
-        await self.writer.record(new_sample(receipt, scenario, **properties))
-        return receipt
-
-    async def refusal(self, report: NewReport) -> AtollError:
-        """The refusal of a report; nothing may be stored by it."""
-        before = self.counts()
-        with pytest.raises(AtollError) as refusal:
-            await self.intake.create(report)
-        assert self.counts() == before
-        return refusal.value
-
-    def counts(self) -> list[int]:
-        with self.database.reading() as connection:
-            return [
-                connection.execute(select(func.count()).select_from(table)).scalar_one()
-                for table in (reports, request_answers, batch_rows)
-            ]
-
-
-@pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    await desk.writer.stop()
-    desk.database.close()
 
 
 async def test_the_report_that_completes_a_group_reserves_the_batch_and_is_told_its_job(desk: Desk) -> None:
@@ -247,42 +188,6 @@ async def test_a_scenario_that_is_not_there_is_told_by_the_registry(desk: Desk) 
         await intake.create(report_on(await desk.record()))
 
 
-async def test_a_report_left_over_from_an_older_version_is_settled_and_spoils_no_batch(desk: Desk) -> None:
-    desk.head = head_at(0)
-    left_over = await desk.record()
-    await desk.intake.create(report_on(left_over))
-    desk.head = head_at(1)
-    fresh = [await desk.record(weight_version="1:1") for _ in range(2)]
-    first = await desk.intake.create(report_on(fresh[0]))
-    assert first.job_id == "" and standings(desk.database) == {"settled": 1, "pending": 2}
-    second = await desk.intake.create(report_on(fresh[1]))
-    with desk.database.reading() as connection:
-        rows = connection.scalars(select(batch_rows.c.receipt).where(batch_rows.c.job_id == second.job_id))
-        assert list(rows) == fresh
-    refusal = await desk.refusal(report_on(left_over, request_id="again"))
-    assert refusal.code == "already_consumed"
-    assert "stale_sample: produced by 1:0, the head is 1:1 and max_staleness is 0" in refusal.message
-
-
-async def test_a_report_that_may_still_be_admitted_waits(desk: Desk) -> None:
-    desk.max_staleness = 1
-    desk.head = head_at(1)
-    old, new = await desk.record(), await desk.record(weight_version="1:1")
-    await desk.intake.create(report_on(old))
-    assert (await desk.intake.create(report_on(new))).job_id and standings(desk.database) == {"reserved": 2}
-
-
-async def test_one_outdated_sample_settles_all_samples_of_its_report(desk: Desk) -> None:
-    desk.head = head_at(2)
-    turns = [await desk.record(weight_version="1:2"), await desk.record(weight_version="1:1")]
-    report = replace(report_on(turns[0], request_id="r1"), receipts=tuple(turns))
-    answer = await desk.intake.create(report)
-    assert standings(desk.database) == {"settled": 2}
-    assert answer.settled is not None and answer.settled.code == "stale_sample", "the reporter is told"
-    assert "produced by 1:1, the head is 1:2" in answer.settled.message
-    assert await desk.intake.create(report) == answer, "also when it asks again"
-
-
 async def test_what_another_gateway_took_is_not_pending_here(desk: Desk) -> None:
     other = ReportIntake(desk.database, desk.receipts, desk._binding, lambda _: None, PendingReports())
     receipts = [await desk.record() for _ in range(4)]
@@ -292,28 +197,3 @@ async def test_what_another_gateway_took_is_not_pending_here(desk: Desk) -> None
     ]
     jobs = [answer.job_id for answer in answers]
     assert jobs[0] == jobs[2] == "" and jobs[1] != jobs[3] and standings(desk.database) == {"reserved": 4}
-
-
-async def test_a_new_cell_is_not_taken_along_by_those_that_the_head_left_behind(desk: Desk) -> None:
-    planned = {"groups_per_step": 1, "rollouts_per_group": 3}
-
-    async def grid(scenario: str) -> BoundScenario:
-        return BoundScenario(scenario, "sdpo", make_family("sdpo", planned), max_staleness=0)
-
-    intake = ReportIntake(desk.database, desk.receipts, grid, lambda _: desk.head, desk.pending)
-
-    async def report(rollout: int, weight_version: str) -> ReportAnswer:
-        receipt = await desk.record(weight_version=weight_version)
-        metadata = {"step": 0, "group": 0, "rollout": rollout, **planned}
-        return await intake.create(NewReport(SCENARIO, (receipt,), score=1.0, metadata=metadata))
-
-    desk.head = head_at(0)
-    await report(0, "1:0")
-    desk.head = head_at(1)
-    assert (await report(1, "1:1")).settled is None
-    assert standings(desk.database) == {"settled": 1, "pending": 1}
-    late = await report(2, "1:0")
-    assert late.settled is not None and late.settled.code == "stale_sample"
-    assert standings(desk.database) == {"settled": 3}, "the grid that needed the late one goes with it"
-    again = [await report(rollout, "1:1") for rollout in range(3)]
-    assert again[-1].job_id, "the step may be sampled anew"

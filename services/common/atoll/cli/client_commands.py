@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from atoll.cli import scoring
 from atoll.cli.gateway_api import GatewayApi, Object
 from atoll.cli.jobs import (
     ENDED,
@@ -21,6 +22,7 @@ from atoll.cli.jobs import (
 from atoll.cli.refusals import fail, refusals_in_one_line, token_from_environment
 from atoll.cli.samples import metadata_of, read_samples, report_line, samples_table, send_report
 from atoll.cli.scenarios import read_scenarios, scenario_as_json, scenarios_table
+from atoll.cli.scoring import ids_of, scores_as_json, scores_table
 from atoll.cli.status import read_status, status_view
 from atoll.cli.versions import read_versions, version_as_json, versions_table
 from rich.console import Console, RenderableType
@@ -34,11 +36,12 @@ Watch = Annotated[bool, typer.Option("--watch", help="Stay until the job has end
 
 GATEWAY = "http://127.0.0.1:8100"
 REGISTRY = "127.0.0.1:7410"
+TEACHER = "127.0.0.1:7430"
 
 
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of the app."""
-    for command in (status, scenarios, versions, samples, report, jobs, job, rollback):
+    for command in (status, scenarios, versions, samples, report, jobs, job, rollback, score):
         app.command()(command)
 
 
@@ -140,6 +143,21 @@ def rollback(
         found = asyncio.run(_rolled_back(api, scenario, version, request_id, watch))
     _show(as_json, found, lambda: job_view(found))
     _end_with(found, watched=watch)
+
+
+def score(
+    prompt: Annotated[str, typer.Option(help="Token ids, e.g. 5,6,7.")],
+    response: Annotated[str, typer.Option(help="Token ids that follow the prompt.")],
+    top_k: Annotated[int, typer.Option(min=0, help="Show so many of the teacher's likeliest ids per token.")] = 0,
+    teacher: Annotated[str, typer.Option(envvar="ATOLL_TEACHER", help="host:port.")] = TEACHER,
+    as_json: AsJson = False,
+) -> None:
+    """Score token ids with the teacher. The token is read from ATOLL_TOKEN."""
+    with refusals_in_one_line():
+        ids = ids_of(response, "--response")
+        asked = scoring.score(teacher, token_from_environment(), ids_of(prompt, "--prompt"), ids, top_k)
+        arrays = asyncio.run(asked)
+    _show(as_json, scores_as_json(ids, arrays), lambda: scores_table(ids, arrays))
 
 
 async def _rolled_back(api: GatewayApi, scenario: str, version: int, request_id: str, watch: bool) -> Object:
