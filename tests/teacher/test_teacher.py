@@ -22,7 +22,7 @@ from tests.forward import all_log_probs, log_probs_of
 from tests.teacher.teacher_world import Result, request, results_of
 
 TOLERANCE = 1e-4
-START_SECONDS = 280
+START_SECONDS = 480
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,36 @@ async def test_it_says_which_model_answers(
         told.tokenizer_digest
         == TokenMap.from_tokenizer_json((teacher.model_path / "tokenizer.json").read_bytes()).digest
     )
+
+
+@pytest.mark.slow
+async def test_a_killed_engine_is_started_again_and_its_sequences_are_scored_again(
+    teacher: RunningTeacher, stub: "teacher_service_pb2_grpc.TeacherServiceAsyncStub"
+) -> None:
+    before = await stub.GetTeacher(teacher_service_pb2.GetTeacherRequest())
+    engine = max(psutil.Process(teacher.process.pid).children(recursive=True), key=lambda each: each.memory_info().rss)
+    numbers = np.random.default_rng(9)
+    sent = [
+        Case(f"k{n}", [n + 1], numbers.integers(0, VOCAB_SIZE, int(numbers.integers(1, 300))).tolist(), top_k=8)
+        for n in range(120)
+    ]
+    scoring = asyncio.create_task(results_of(stub.Score(case.request() for case in sent)))
+    while (
+        await stub.GetTeacher(teacher_service_pb2.GetTeacherRequest())
+    ).sequences_scored < before.sequences_scored + 10:
+        await asyncio.sleep(0.02)
+    engine.kill()
+    states = set()
+    while not scoring.done():
+        told = await stub.GetTeacher(teacher_service_pb2.GetTeacherRequest())
+        states.add(told.engines[0].state)
+        await asyncio.sleep(0.2)
+    results = await scoring
+    assert set(results) == {case.name for case in sent}
+    for case in sent:
+        check(teacher.model_path, case, results[case.name])
+    assert states >= {teacher_service_pb2.ENGINE_STATE_AWAY, teacher_service_pb2.ENGINE_STATE_STARTING}
+    assert told.engines[0].restarts == 1
 
 
 def test_a_killed_teacher_leaves_no_engine_behind(teacher: RunningTeacher) -> None:
