@@ -35,7 +35,9 @@ def jobs_table(jobs: list[Object]) -> Table:
     """One row a job."""
     table = Table(title=f"jobs of {jobs[0]['scenario']}" if jobs else "no jobs", title_justify="left")
     for column in ("job", "kind", "state", "version", "attempt", "samples", "updated", "why"):
-        table.add_column(column, justify="right" if column in ("version", "attempt", "samples") else "left")
+        right = column in ("version", "attempt", "samples")
+        # An id is there to be copied.
+        table.add_column(column, justify="right" if right else "left", no_wrap=column == "job")
     for job in jobs:
         samples = job["samples"]
         table.add_row(

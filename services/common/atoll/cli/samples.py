@@ -21,7 +21,8 @@ def samples_table(samples: list[Object]) -> Table:
     """One row a sample."""
     table = Table(title_justify="left", title=None if samples else "no samples")
     for column in ("receipt", "state", "weights", "tokens", "created", "reply", "job or reason"):
-        table.add_column(column, justify="right" if column == "tokens" else "left")
+        # An id is there to be copied.
+        table.add_column(column, justify="right" if column == "tokens" else "left", no_wrap=column == "receipt")
     for sample in samples:
         text = " ".join(str(sample["text"]).split())
         versions = sample["weight_versions"]

@@ -9,6 +9,7 @@ from atoll.api.registry.v1.scenario_pb2 import Scenario
 from atoll.common import rpc_errors
 from atoll.common.channels import open_channel
 from atoll.common.errors import Unavailable
+from atoll.common.structs import object_of
 from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
@@ -46,7 +47,7 @@ def scenarios_table(scenarios: list[Scenario]) -> Table:
     for column in ("scenario", "family", "options", "max staleness", "head", "created"):
         table.add_column(column, justify="right" if column in ("max staleness", "head") else "left")
     for scenario in scenarios:
-        options = cast(dict[str, object], MessageToDict(scenario.options))
+        options = object_of(scenario.options, "options")
         table.add_row(
             scenario.scenario_id,
             scenario.family,
