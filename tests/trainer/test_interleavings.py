@@ -33,7 +33,7 @@ JOBS = (
 RECOVERY = -1
 CHECKPOINT_EVERY = 2
 MAX_ATTEMPTS = 2
-LAPSES, CRASHES = 2, 1
+LAPSES, CRASHES, STOPS = 2, 1, 1
 
 
 class Record(NamedTuple):
@@ -77,6 +77,7 @@ class World(NamedTuple):
     trainers: tuple[Trainer, ...] = (Trainer(), Trainer())
     lapses: int = LAPSES
     crashes: int = CRASHES
+    stops: int = STOPS
 
     @property
     def head(self) -> int:
@@ -166,6 +167,16 @@ def crash(world: World, index: int) -> World:
     return world.with_trainer(index, Trainer())._replace(holder=holder)
 
 
+def stop(world: World, index: int) -> World:
+    """The process stops on purpose: it gives its attempt back and releases the lease."""
+    trainer = world.trainers[index]
+    if trainer.token == world.token and trainer.job is not None:
+        record = world.records[trainer.job]
+        if record.phase == RUNNING and record.attempt == trainer.begun:
+            world = world.with_record(trainer.job, Record(RECORDED, record.attempt - 1))
+    return crash(world, index)
+
+
 def lose_workers(world: World, index: int) -> World:
     kept = world.trainers[index]
     return world.with_trainer(index, Trainer(kept.token, kept.job, decided=kept.decided))
@@ -194,6 +205,8 @@ def moves(world: World) -> Iterator[World]:
             # Between a decision and its write the workers do nothing.
             if trainer.trained_from is not None and trainer.decided is None:
                 yield lose_workers(world, index)._replace(crashes=world.crashes - 1)
+        if world.stops and trainer != Trainer():
+            yield stop(world, index)._replace(stops=world.stops - 1)
     if world.lapses and world.holder is not None:
         yield world._replace(holder=None, lapses=world.lapses - 1)
 
@@ -205,7 +218,8 @@ def check(before: World, after: World) -> None:
     assert after.made_by[: before.head] == before.made_by, "the chain was rewritten"
     for job, (old, new) in enumerate(zip(before.records, after.records, strict=True)):
         assert old.phase in OPEN or new == old, "a record that had ended changed"
-        assert new.attempt >= old.attempt
+        given_back = (old.phase, new.phase) == (RUNNING, RECORDED) and new.attempt == old.attempt - 1
+        assert new.attempt >= old.attempt or given_back
         assert (new.phase == COMMITTED) == (job in made)
         # Whoever takes a running job over cannot tell a holder that died from one that was cut off.
         lost = CRASHES - after.crashes + LAPSES - after.lapses

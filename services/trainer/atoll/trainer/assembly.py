@@ -29,7 +29,7 @@ from atoll.trainer.loading import WorkerModel
 from atoll.trainer.looking import JobLooks
 from atoll.trainer.preflight import resolve_bound_family, run_settings, vocabulary_size
 from atoll.trainer.preparing import JobPreparer
-from atoll.trainer.progress import TrainingSetup
+from atoll.trainer.progress import LookAgain, TrainingSetup
 from atoll.trainer.publishing import Engine, Publisher
 from atoll.trainer.recovery import way_back
 from atoll.trainer.refused_head import automatic_rollback_id
@@ -131,8 +131,8 @@ class Trainer:
         """Call once the work was cancelled, to stop on purpose: another trainer can go on at once."""
         try:
             await self.runner.give_back()
-        except AtollError as error:
-            log.warning("the stopped attempt counts as a crash", error=error.message)
+        except (AtollError, LookAgain) as error:
+            log.warning("the stopped attempt counts as a crash", error=str(error))
         await self.lease.release()
 
 
