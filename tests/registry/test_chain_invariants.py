@@ -1,17 +1,21 @@
 from dataclasses import replace
+from itertools import accumulate
 
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError
 from atoll.registry.app import Registry
+from atoll.registry.job_types import JobPhase
+from atoll.registry.types import Operation
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.registry.material import SCENARIO, content, seal
+from tests.registry.test_restoring import restoring
 
 
 class ChainMachine(RuleBasedStateMachine):
-    """Random commits, replays and refusals against a model that is a list."""
+    """Random commits, rollbacks, replays and refusals against a model that is a list."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__()
@@ -58,6 +62,23 @@ class ChainMachine(RuleBasedStateMachine):
                 assert not consumed & set(wanted.consumed_sample_ids)
                 self.committed.append(version)
 
+    @rule(number=st.integers(0, 8))
+    def roll_back(self, number: int) -> None:
+        head = self.committed[-1]
+        chosen = self.committed[min(number, head.number)]
+        wanted = restoring(
+            Operation.ROLLBACK, head, chosen, scenario=self.scenario, job_id=f"back-{head.number}-{chosen.number}"
+        )
+        try:
+            version = self.registry.chain.commit(wanted)
+        except AtollError as error:
+            assert error.reason == errors_pb2.REASON_NOT_RESTORABLE
+            assert not chosen.content.is_durable
+        else:
+            assert chosen.content.is_durable
+            assert version.content.model_digest == chosen.content.model_digest
+            self.committed.append(version)
+
     @invariant()
     def the_chain_is_what_was_answered(self) -> None:
         stored = self.registry.chain.since(self.scenario, 0, 1000)
@@ -65,6 +86,12 @@ class ChainMachine(RuleBasedStateMachine):
         assert [version.number for version in stored] == list(range(len(stored)))
         assert [version.revision for version in stored] == list(range(1, len(stored) + 1))
         assert self.registry.scenarios.get(self.scenario).head == len(stored) - 1
+        begun = [version.content.operation is Operation.ROLLBACK for version in stored]
+        assert [version.weight_version.incarnation for version in stored] == [1 + n for n in accumulate(begun)]
+        assert len({version.weight_version for version in stored}) == len(stored)
+        for version in stored[1:]:
+            record = self.registry.job_records.get(self.scenario, version.content.job_id or "")
+            assert (record.progress.phase, record.version) == (JobPhase.COMMITTED, version.number)
 
 
 def test_any_sequence_of_commits_keeps_the_chain_sound(registry: Registry) -> None:

@@ -40,6 +40,8 @@ def test_a_kill_before_any_durable_operation_leaves_a_registry_that_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("work", "at_least"), WORKS)
-def test_the_same_kills_on_postgresql(tmp_path: Path, postgres: PostgresServer, work: str, at_least: int) -> None:
-    assert points(work, tmp_path, str(postgres.directory)) >= at_least
+@pytest.mark.parametrize("work", ["train", "lease", "record", "rollback", "recovery"])
+def test_a_kill_around_any_commit_on_postgresql_leaves_a_registry_that_goes_on(
+    tmp_path: Path, postgres: PostgresServer, work: str
+) -> None:
+    assert points(work, tmp_path, str(postgres.directory)) >= 4
