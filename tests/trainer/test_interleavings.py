@@ -27,13 +27,14 @@ RECORDED, RUNNING, STAGED, COMMITTED, FAILED = (
 )
 JOBS = (
     JobBody("first", "chat", "grpo", {}, ("a",)),
+    JobBody("second", "chat", "grpo", {}, ("b",)),  # from a live head
     JobBody.rollback("back", "chat", 0),
-    JobBody("second", "chat", "grpo", {}, ("b",)),
 )
 RECOVERY = -1
 CHECKPOINT_EVERY = 2
 MAX_ATTEMPTS = 2
-LAPSES, CRASHES, STOPS = 2, 1, 1
+LAPSES, CRASHES = 2, 1
+"""How often a lease lapses, and how often a process dies, loses its workers or is stopped."""
 
 
 class Record(NamedTuple):
@@ -77,7 +78,6 @@ class World(NamedTuple):
     trainers: tuple[Trainer, ...] = (Trainer(), Trainer())
     lapses: int = LAPSES
     crashes: int = CRASHES
-    stops: int = STOPS
 
     @property
     def head(self) -> int:
@@ -136,7 +136,8 @@ def write(world: World, index: int) -> World:
         return world.with_trainer(index, trainer._replace(token=token))
     job, now = decided.job, world.records[decided.job]
     if decided.action is Action.RECOVER or decided.action in (Action.ROLL_BACK, Action.COMMIT):
-        if decided.head == world.head:
+        parent = decided.record.parent if decided.action is Action.COMMIT else decided.head
+        if parent == world.head:
             world = world._replace(made_by=(*world.made_by, RECOVERY if decided.action is Action.RECOVER else job))
             if decided.action is not Action.RECOVER:
                 world = world.with_record(job, Record(COMMITTED, now.attempt))
@@ -202,11 +203,10 @@ def moves(world: World) -> Iterator[World]:
             yield acquire(world, index)
         if world.crashes and trainer != Trainer():
             yield crash(world, index)._replace(crashes=world.crashes - 1)
+            yield stop(world, index)._replace(crashes=world.crashes - 1)
             # Between a decision and its write the workers do nothing.
             if trainer.trained_from is not None and trainer.decided is None:
                 yield lose_workers(world, index)._replace(crashes=world.crashes - 1)
-        if world.stops and trainer != Trainer():
-            yield stop(world, index)._replace(stops=world.stops - 1)
     if world.lapses and world.holder is not None:
         yield world._replace(holder=None, lapses=world.lapses - 1)
 
