@@ -13,6 +13,8 @@ from atoll.common.engine_types import EngineUnavailable
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 5.0
+KEEP_ALIVE_SECONDS = 2.0
+"""Idle connections are dropped before SGLang drops them, after five seconds: a request that meets its end is lost."""
 
 T = TypeVar("T")
 
@@ -46,7 +48,8 @@ class EngineHttp:
         """
         if self._session is None:
             # As many connections as replies: the engine has the queue, and a second one here would hide it.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+            self._session = aiohttp.ClientSession(connector=connector)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SECONDS, sock_read=self._idle_timeout_s)
         try:
             async with self._session.request(method, self._base_url + path, json=body, timeout=timeout) as response:
