@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import pytest
@@ -65,6 +66,9 @@ async def test_a_standby_answers_with_the_holders_address_and_is_not_serving(her
         told = await stub.GetTrainer(trainer_service_pb2.GetTrainerRequest())
         address = f"127.0.0.1:{here.trainer.server.port}"
         assert (told.lease_holder, told.holder_address) == (False, address)
+        lease = other.trainer.trainer.lease
+        asked = mock.Mock(side_effect=lease.refuse_unless_held)
+        lease.refuse_unless_held = asked  # type: ignore[method-assign]
         rollback = trainer_service_pb2.SubmitRollbackRequest(job_id="back", scenario="chat", version=0)
         cancel = trainer_service_pb2.CancelJobRequest(job_id="job-0")
         for call in (
@@ -75,6 +79,7 @@ async def test_a_standby_answers_with_the_holders_address_and_is_not_serving(her
             error = await refusal(call)
             assert isinstance(error, Unavailable) and error.reason == errors_pb2.REASON_NOT_LEASE_HOLDER
             assert address in error.message
+        assert asked.call_count == 3, "the channel did not ask the standby again"
         # What is known for ever, it knows as well.
         assert (await stub.GetJob(trainer_service_pb2.GetJobRequest(job_id="job-0"))).job.version == 1
         assert len((await stub.ListJobs(trainer_service_pb2.ListJobsRequest())).jobs) == 1

@@ -20,6 +20,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 ERROR_DOMAIN = "atoll"
+ASK_ELSEWHERE = frozenset({errors_pb2.REASON_NOT_LEASE_HOLDER})
+"""Reasons for which another server has to be asked."""
 _REASON_NAMES = frozenset(Reason.keys())
 
 
@@ -49,7 +51,11 @@ def to_status(error: AtollError) -> status_pb2.Status:
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: AtollError) -> NoReturn:
     """Ends a call with the error's status."""
     status = rpc_status.to_status(to_status(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    metadata = status.trailing_metadata
+    if error.reason in ASK_ELSEWHERE:
+        # The channel would ask the same server again for a second and a half before it told its caller.
+        metadata = (*metadata, ("grpc-retry-pushback-ms", "-1"))
+    await context.abort(status.code, status.details, metadata)
     raise AssertionError("abort returned")
 
 
