@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from atoll.families.rows import Float32, Row
 from atoll.families.steps import TrainRow, TrainStep
-from safetensors.numpy import load_file, save_file
 from atoll.trainer.backend import BackendCrashed, FamilyBinding, Loaded, StepReport
+from safetensors.numpy import load_file, save_file
 
 
 class FakeBackend:
