@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-CONCURRENCY = (4, 8, 16, 32, 48)
+CONCURRENCY = (8, 16, 32, 64, 96)
 SWEEPS = 2
 START_SECONDS = 600.0
 PROMPT = (64, 384)
