@@ -47,6 +47,12 @@ def test_the_options_of_an_override_are_the_ones_laid_over() -> None:
     }
 
 
+def test_a_key_that_is_set_by_its_path_stays_beside_flags() -> None:
+    of_flags = ("--grpo-eps-clip", "0.1")
+    for words in (("--vars.options.groups_per_step", "5", *of_flags), (*of_flags, "--vars.options.groups_per_step=5")):
+        assert options_of(*words) == {"groups_per_step": 5, "n_samples_per_prompt": 8, "eps_clip": 0.1}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -56,6 +62,8 @@ def test_the_options_of_an_override_are_the_ones_laid_over() -> None:
         (("--grpo-eps-clip",), "--grpo-eps-clip needs a value"),
         (("--sao-eps-clip", "0.1"), "--sao-eps-clip: nothing in the stack file is called that"),
         (("--vars.family", "gppo", "--gppo-x", "1"), "no loss family 'gppo'; known: .*grpo"),
+        (("--vars.options=[1]", "--grpo-eps-clip", "0.1"), r"vars.options is \[1\], expected a map"),
+        (("--vars.options={", "--grpo-eps-clip", "0.1"), "--vars.options: the value '{' is not YAML"),
         (("serve",), "'serve' is not an option of serve"),
         (("--vars.family",), "--vars.family needs a value"),
     ],

@@ -5,12 +5,13 @@ those options, so nothing but the scenario's options ever reaches a service.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
 from atoll.common.errors import AtollError, BadConfiguration
 from atoll.families.catalog import resolve_family
+from pydantic import JsonValue
 
 FAMILY = "vars.family"
 OPTIONS = "vars.options"
@@ -34,15 +35,28 @@ def overrides_of(path: Path, words: Sequence[str]) -> list[tuple[str, str]]:
         pairs = parse_overrides(rest)
         if not given:
             return pairs
-        options = values.get("options", {})
-        for dotted, text in pairs:
-            if dotted == OPTIONS:
-                options = yaml.safe_load(text)
-        merged = {**options, **given} if isinstance(options, dict) else given
+        merged = {**_options_of(values, pairs), **given}
         kind.from_options(merged)
     except AtollError as error:
         raise BadConfiguration(error.message, field=error.field) from error
-    return [*(pair for pair in pairs if pair[0] != OPTIONS), (OPTIONS, json.dumps(merged))]
+    # Before the others: one of them may set a single key of the options.
+    return [(OPTIONS, json.dumps(merged)), *(pair for pair in pairs if pair[0] != OPTIONS)]
+
+
+def _options_of(values: Mapping[str, object], pairs: Sequence[tuple[str, str]]) -> dict[str, JsonValue]:
+    """The options that flags are laid over. Raises BadConfiguration where they are no map."""
+    options = values.get("options")
+    for dotted, text in pairs:
+        if dotted == OPTIONS:
+            try:
+                options = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise BadConfiguration(f"--{OPTIONS}: the value {text!r} is not YAML: {error}") from None
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        raise BadConfiguration(f"{OPTIONS} is {options!r}, expected a map of the family's options")
+    return options
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
