@@ -111,5 +111,7 @@ def test_a_family_that_asks_a_teacher_needs_one() -> None:
     asks, brings = make_family("opd", {}), make_family("opd", {"teacher_checkpoint": "/models/teacher"})
     refuse_missing_teacher(asks, has_teacher=True)
     refuse_missing_teacher(brings, has_teacher=False)
-    with pytest.raises(BadConfiguration, match="ATOLL_TRAINER_TEACHER is not set"):
-        refuse_missing_teacher(asks, has_teacher=False)
+    hinted = make_family("openclawrl", {"teacher": "service", "subset": "teacher"})
+    for family in (asks, hinted):
+        with pytest.raises(BadConfiguration, match=f"{family.name} asks .* ATOLL_TRAINER_TEACHER is not set"):
+            refuse_missing_teacher(family, has_teacher=False)

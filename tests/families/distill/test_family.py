@@ -146,3 +146,10 @@ def test_a_checkpoint_teacher_is_not_asked_before_the_step() -> None:
     with_checkpoint = family(teacher_checkpoint="/models/teacher")
     batch = batch_of(with_checkpoint, reported("a"))
     assert with_checkpoint.prepare_rollout(batch, JobContext("1:3", NOW)) is batch
+
+
+def test_an_id_of_the_engine_that_the_student_does_not_have_is_refused_naming_the_sample() -> None:
+    asks = family(divergence="forward", top_k=4).bind(replace(RUN, vocab_size=3))
+    batch = batch_of(family(divergence="forward", top_k=4), at_one("a"))
+    with pytest.raises(InvalidInput, match=r"sample sample-of-a: the teacher chose ids 0\.\.3, .* \[0, 3\)"):
+        asks.prepare_rollout(batch, JobContext("1:3", NOW, Engine(top_k=4)))

@@ -116,3 +116,16 @@ def test_another_temperature_is_refused_naming_the_sample() -> None:
     made = [*rows()[:2], replace(rows()[2], temperature=0.7)]
     with pytest.raises(InvalidInput, match=r"sample s2: a teacher service scores at temperature 1, got 0\.7"):
         asked(made, ModelScorer(), subset="teacher")
+
+
+def test_an_id_that_the_student_does_not_have_is_refused_naming_the_sample() -> None:
+    class Wider(ModelScorer):
+        def score(self, requests: Sequence[ScoreRequest]) -> Sequence[TeacherScores]:
+            found = super().score(requests)
+            last = found[-1].top_k_ids
+            assert last is not None
+            last[-1, -1] = V
+            return found
+
+    with pytest.raises(InvalidInput, match=r"sample s2: the teacher chose ids \d+\.\.12, the student has .* \[0, 12\)"):
+        asked(rows(), Wider(), subset="teacher")

@@ -19,6 +19,7 @@ from atoll.families.rows import Batch, Column, ColumnDtype, ColumnOrigin, Column
 from atoll.families.run_settings import BackendNeeds, RunSettings
 from atoll.families.samples import ReportedSample, RowContext
 from atoll.families.signal import FamilyState, StepSignal
+from atoll.families.teacher_ids import refuse_foreign_ids
 
 TEACHER_TOKENS = "teacher_tokens"
 """int32 [P_T + R] the teacher's prompt, then the student's response ids verbatim."""
@@ -193,6 +194,8 @@ class DistillFamily(LossFamily[DistillOptionsT_co]):
                     f"{[row.response_length, *width]}, got {None if column is None else list(column.shape)}",
                     field=name.value,
                 )
+            if name is TeacherColumn.TOP_K_IDS:
+                refuse_foreign_ids(row, column.astype(np.int32), self._run, name.value)
             said[name.value] = column.astype(dtype.value)
         return said
 

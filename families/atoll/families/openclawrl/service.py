@@ -8,6 +8,8 @@ from atoll.common.errors import BadConfiguration
 from atoll.families.driver import JobContext, ScoreRequest, TeacherScores
 from atoll.families.refusals import batch_refused
 from atoll.families.rows import Batch, Column, Int32, Row
+from atoll.families.run_settings import RunSettings
+from atoll.families.teacher_ids import refuse_foreign_ids
 
 SERVICE_IDS = "hint_native_ids"
 """int32 [C * R, K] the service's own most likely ids under every candidate, one candidate after another."""
@@ -21,7 +23,9 @@ def candidate_prompts(row: Row, tokens: Column, lengths: Column) -> list[Int32]:
     return [prompt.astype(np.int32) for prompt in found] or [row.tokens[: row.prompt_length]]
 
 
-def with_service_scores(batch: Batch, context: JobContext, prompts: Sequence[Sequence[Int32]], top_k: int) -> Batch:
+def with_service_scores(
+    batch: Batch, context: JobContext, prompts: Sequence[Sequence[Int32]], top_k: int, run: RunSettings | None
+) -> Batch:
     """The rows with what the service says about every candidate. `prompts`: of every row.
 
     Raises: BadConfiguration without a service; InvalidInput naming a sample that it cannot score faithfully.
@@ -37,7 +41,11 @@ def with_service_scores(batch: Batch, context: JobContext, prompts: Sequence[Seq
         for number, prompt in enumerate(of_row)
     ]
     scores = iter(context.teacher.score(requests))
-    rows = [_told(row, [next(scores) for _ in of_row], top_k) for row, of_row in zip(batch.rows, prompts, strict=True)]
+    rows = []
+    for row, of_row in zip(batch.rows, prompts, strict=True):
+        told = _told(row, [next(scores) for _ in of_row], top_k)
+        refuse_foreign_ids(row, told[SERVICE_IDS].astype(np.int32), run, SERVICE_IDS)
+        rows.append(replace(row, columns={**row.columns, **told}))
     return replace(batch, rows=tuple(rows))
 
 
@@ -52,7 +60,7 @@ def _request(row: Row, number: int, prompt: Int32, top_k: int) -> ScoreRequest:
     return ScoreRequest(f"{row.sample_id}/hint-{number}", tokens, len(prompt), top_k)
 
 
-def _told(row: Row, scores: Sequence[TeacherScores], top_k: int) -> Row:
+def _told(row: Row, scores: Sequence[TeacherScores], top_k: int) -> dict[str, Column]:
     ids, log_probs = [], []
     for each in scores:
         wanted = (row.response_length, top_k)
@@ -64,8 +72,7 @@ def _told(row: Row, scores: Sequence[TeacherScores], top_k: int) -> Row:
             )
         ids.append(each.top_k_ids)
         log_probs.append(each.top_k_log_probs)
-    told: dict[str, Column] = {
+    return {
         SERVICE_IDS: np.concatenate(ids).astype(np.int32),
         SERVICE_LOG_PROBS: np.concatenate(log_probs).astype(np.float32),
     }
-    return replace(row, columns={**row.columns, **told})

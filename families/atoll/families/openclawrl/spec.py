@@ -210,7 +210,7 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
         if not self._asks_service:
             return batch
         prompts = [candidate_prompts(row, row.columns[HINT_TOKENS], row.columns[HINT_LENGTHS]) for row in batch.rows]
-        return with_service_scores(batch, context, prompts, self.options.top_k)
+        return with_service_scores(batch, context, prompts, self.options.top_k, self._run)
 
     def prepare(self, batch: Batch, state: FamilyState) -> StepSignal:
         """The advantage of every token is the reward of its turn."""

@@ -35,7 +35,7 @@ def refuse_missing_teacher(family: AnyFamily, *, has_teacher: bool) -> None:
     """Raises BadConfiguration for a family that asks a teacher where there is none."""
     if TEACHER_ENGINE in family.driver_options and not has_teacher:
         raise BadConfiguration(
-            f"{family.name}: teacher separate without teacher_checkpoint asks a teacher service, and "
-            "ATOLL_TRAINER_TEACHER is not set: set it to the host:port of one, or the option teacher_checkpoint",
+            f"{family.name} asks a teacher service with these options ({family.options.canonical_json()}), and "
+            "ATOLL_TRAINER_TEACHER is not set: set it to the host:port of one, or choose a teacher that workers hold",
             field="ATOLL_TRAINER_TEACHER",
         )

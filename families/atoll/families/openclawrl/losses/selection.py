@@ -11,7 +11,7 @@ NO_ID = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateScores:
-    """What the frozen base says under one candidate."""
+    """What the teacher says under one candidate."""
 
     length: int
     """Tokens of the candidate, its response included."""
