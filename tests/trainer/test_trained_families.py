@@ -18,7 +18,7 @@ def test_the_state_of_a_run_of_one_family_still_loads() -> None:
     assert read_driver_state(data) == {"sao": TrainedFamily({"jobs": 3})}
 
 
-@pytest.mark.parametrize("data", [b"[]", b'{"format":3,"families":{}}', b'{"format":1,"family":"sao"}'])
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"format":3,"families":{}}', b'{"format":1,"family":"sao"}'])
 def test_a_state_that_was_not_written_here_is_refused(data: bytes) -> None:
     with pytest.raises(InternalError, match="not of format 1 or 2"):
         read_driver_state(data)

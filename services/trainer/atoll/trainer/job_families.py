@@ -7,6 +7,7 @@ job names a family --its own--> the run's, with the run's options
 The workers keep their start-up flags. A family brings its loss type, hooks, advantages, wire keys and options.
 """
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -62,7 +63,8 @@ class JobFamilies:
     ) -> None:
         """`driver_options`: names of what this trainer was started with (`LossFamily.driver_options`)."""
         self.own = own
-        self._make_renderer = make_renderer
+        # Shared: it holds a tokenizer, and jobs may bring a family with ever other options.
+        self._make_renderer = functools.cache(make_renderer)
         self._driver_options = frozenset(driver_options)
         self._brought: dict[tuple[str, str], JobFamily] = {}
         """By reference and options."""

@@ -91,7 +91,8 @@ class JobPreparer:
         context = JobContext(str(head.weight_version), datetime.now(UTC), teacher)
         try:
             with clock.phase("prepare"):
-                batch = shape_batch(body.job_id, attempt, items, job)
+                # In a thread: a large batch takes seconds to shape, and the lease is renewed in this loop.
+                batch = await asyncio.to_thread(shape_batch, body.job_id, attempt, items, job)
             with clock.phase("score"):
                 batch = await asyncio.to_thread(score_batch, batch, family, context)
             await self._queue.advance(body.job_id, job_pb2.JOB_STATE_SCORED)

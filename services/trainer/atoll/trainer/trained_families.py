@@ -53,7 +53,10 @@ def driver_state(families: TrainedFamilies) -> bytes:
 
 def read_driver_state(data: bytes) -> TrainedFamilies:
     """Reads what `driver_state` wrote, in this format or the older one. Raises InternalError for other bytes."""
-    document = json.loads(data)
+    try:
+        document = json.loads(data)
+    except ValueError:
+        document = None
     match document:
         case {"format": 2, "families": dict() as told}:
             return {name: TrainedFamily(**each) for name, each in told.items()}
