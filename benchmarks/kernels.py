@@ -29,7 +29,7 @@ from atoll.families.losses.divergence import (
     teacher_log_prob_rows,
 )
 from atoll.families.losses.top_k import log_probs_at_top_ids, top_k_ids
-from atoll.families.losses.vocab import VocabShard, log_probs_at_ids, token_statistics
+from atoll.families.losses.vocab import VocabShard, log_probs_at_ids, log_sum_exp, token_statistics
 from atoll.families.rows import Row
 from atoll.families.sampler_heads import sampler_head_columns
 from torch import Tensor
@@ -126,6 +126,11 @@ def _naive_divergence(student: Tensor, teacher: Tensor, kind: DivergenceKind) ->
 
 
 CONTESTS = (
+    Contest(
+        "log-sum-exp",
+        lambda x: log_sum_exp(x.logits, x.temperatures, x.shard),
+        lambda x: torch.logsumexp(x.logits.float() / x.temperatures[:, None], -1),
+    ),
     Contest("log-prob and entropy", _statistics, _naive_statistics),
     Contest(
         f"log-probs at {TOP_K} ids",
@@ -250,6 +255,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="kernels whose name contains this")
     arguments = parser.parse_args()
+    contests = [contest for contest in CONTESTS if arguments.only in contest.name]
+    if not contests:
+        parser.error(f"--only {arguments.only!r} is in none of: {', '.join(contest.name for contest in CONTESTS)}")
     _return_freed_memory_at_once()
     ratios: list[tuple[float, float]] = []
     for vocabulary in arguments.vocabulary:
@@ -257,9 +265,7 @@ def main() -> None:
         size = inputs.logits.numel() * 2 / 2**20
         print(f"\nV {vocabulary:,}, {arguments.rows} tokens, logits of {size:.0f} MiB in bfloat16")
         print(f"{'':<42}{'kernel':>16}{'naive':>18}{'time':>8}{'memory':>8}")
-        for contest in CONTESTS:
-            if arguments.only not in contest.name:
-                continue
+        for contest in contests:
             seconds, memory, got = measure(contest.kernel, inputs, arguments.repeats)
             naive_seconds, naive_memory, want = measure(contest.naive, inputs, arguments.repeats)
             torch.testing.assert_close(got.double(), want.double(), rtol=2e-3, atol=2e-3)
