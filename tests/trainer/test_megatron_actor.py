@@ -10,12 +10,12 @@ import pytest
 from atoll.common.errors import InvalidInput
 from atoll.families.rows import Batch, Row
 from atoll.families.run_settings import RunSettings
-from atoll.families.steps import TrainStep, build_train_steps
+from atoll.families.steps import RowWeights, TrainStep, build_train_steps
 from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.megatron.settings import MicroBatchLimit, ParallelLayout
 
 from tests.trainer.megatron_oracle import Oracle
-from tests.trainer.megatron_support import VOCAB, ModelKind, Pool, make_rows
+from tests.trainer.megatron_support import VOCAB, ModelKind, Pool, grpo_binding, grpo_steps, make_rows
 from tests.trainer.taught.spec import FIRST, OTHER, SLOW, TaughtFamily, TaughtOptions
 
 TinyModel = Callable[[ModelKind], Path]
@@ -115,6 +115,27 @@ def test_kept_weights_are_part_of_the_checkpoint_and_of_nothing_else(
     assert backend.train(binding_of(), [step], [1e-2]).metrics == expected
 
 
+def not_finite() -> TrainStep:
+    weights = RowWeights(float("nan"), 0.0, 0.0)
+    return TrainStep(tuple(replace(item, weights=weights) for item in step_of(make_rows(groups=1)).rows))
+
+
+def test_a_family_starts_from_the_weights_of_its_first_job_that_trained(
+    megatron_pool: Pool, tiny_model: TinyModel
+) -> None:
+    alone = ParallelLayout()
+    backend = megatron_pool.of(alone)
+    backend.load(tiny_model(KIND), None, None)
+    with pytest.raises(InvalidInput, match="not finite"):
+        backend.train(binding_of(), [not_finite()], [1e-2])
+    grpo = grpo_binding(groups_per_step=1)
+    backend.train(grpo, grpo_steps(make_rows(groups=1), grpo), [1e-2])
+    start = megatron_pool.probe_of(alone, "weights")
+    backend.train(binding_of(), [step_of(make_rows(groups=1))], [1e-2])
+    first = kept(megatron_pool, alone, "first")
+    assert all(np.array_equal(start[name], first[name]) for name in start)
+
+
 def test_a_step_that_is_refused_moves_no_average(megatron_pool: Pool, tiny_model: TinyModel) -> None:
     alone = ParallelLayout()
     backend = megatron_pool.of(alone)
@@ -122,11 +143,8 @@ def test_a_step_that_is_refused_moves_no_average(megatron_pool: Pool, tiny_model
     step = step_of(make_rows(groups=1))
     backend.train(binding_of(), [step], [1e-2])
     before = kept(megatron_pool, alone, "slow")
-    bad = step_of(make_rows(groups=1))
-    nan = [type(item.weights)(float("nan"), 0.0, 0.0) for item in bad.rows]
-    bad = TrainStep(tuple(replace(item, weights=weights) for item, weights in zip(bad.rows, nan, strict=True)))
     with pytest.raises(InvalidInput, match="not finite"):
-        backend.train(binding_of(), [bad], [1e-2])
+        backend.train(binding_of(), [not_finite()], [1e-2])
     after = kept(megatron_pool, alone, "slow")
     assert all(np.array_equal(before[name], after[name]) for name in before)
 

@@ -58,7 +58,7 @@ class MegatronRank:
         self._base_directory: Path | None = None
         """Weights that a new critic starts from."""
         self._initialized: set[str] = set()
-        """Families whose `actor_init_hook` has run since the load."""
+        """Families that have trained since the load, whose `actor_init_hook` has run."""
         warm_up_saving(place.scratch)
 
     def load(
@@ -132,15 +132,15 @@ class MegatronRank:
         objective = self._objective(binding)
         limit, clock = self._settings.micro_batch, PhaseClock()
         actor = MegatronActor(model, self._sets, objective, self._member, limit)
-        with _refusals_told():
+        with _refusals_told(), self._sets.kept_if_trained():
             init = objective.function.hooks.actor_init
             if init is not None and objective.name not in self._initialized:
                 init(actor)
-            self._initialized.add(objective.name)
             self._read_reference(model, objective)
             metrics = jobs.train_actor(
                 model, self._sets, objective, actor, steps, learning_rates, self._member, limit, clock
             )
+            self._initialized.add(objective.name)
         return StepReport(tuple(metrics), clock.seconds)
 
     def train_critic(self, binding: FamilyBinding, steps: Sequence[MicroBatches]) -> StepReport:

@@ -76,6 +76,17 @@ class WeightSets:
         finally:
             _overwrite(model, own)
 
+    @contextmanager
+    def kept_if_trained(self) -> Iterator[None]:
+        """What the block keeps is forgotten when it raises: the weights that a family starts from are those of its
+        first job that trained, and a restart would know nothing of another one."""
+        before = dict(self.kept)
+        try:
+            yield
+        except BaseException:
+            self.kept = before
+            raise
+
     def allocate(self, names: tuple[str, ...], model: RankModel) -> None:
         """Make room for exactly these kept sets, to be filled by a load."""
         self.kept = {
