@@ -88,11 +88,13 @@ class Faults:
             except ProcessLookupError:
                 return False
             return True
-        await self._deployment[name].kill()
+        # Away before it is killed: the supervisor must not take it for one that ended by itself.
+        self._deployment[name].signal(signal.SIGKILL)
         self._away[name] = asyncio.create_task(self._start_later(name))
         return True
 
     async def _start_later(self, name: str) -> None:
+        await self._deployment[name].ended()
         await asyncio.sleep(self._draw.uniform(0, MAX_DOWN_SECONDS))
         await self._deployment[name].start()
         del self._away[name]
