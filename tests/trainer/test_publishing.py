@@ -131,6 +131,21 @@ async def test_a_head_that_no_engine_loads_is_rolled_back_by_itself_and_what_it_
     assert (await until(stub, "job-1")).version == 3
 
 
+async def test_a_head_that_no_engine_loads_goes_back_past_a_version_whose_bytes_are_gone(here: World) -> None:
+    here.settings = here.settings.model_copy(update={"publish_timeout_s": 1.0})
+    stub = await here.start()
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    await until(stub, "job-0")
+    here.engine.refuse_updates = 1_000_000
+    await stub.SubmitJob(here.job("job-1", pair("b", versions=("1:1",))))
+    await until(stub, "job-1", job_pb2.JOB_STATE_COMMITTED)
+    await here.registry.lose((await here.registry.versions())[1].checkpoint_digest)
+    back = automatic_rollback_id("chat", 2)
+    await eventually_known(stub, back)
+    rolled_back = await until(stub, back, job_pb2.JOB_STATE_COMMITTED)
+    assert (rolled_back.version, rolled_back.restores) == (3, 0)
+
+
 async def eventually_known(stub: Stub, job_id: str) -> None:
     async with asyncio.timeout(10):
         while job_id not in {job.job_id for job in (await stub.ListJobs(ListJobsRequest())).jobs}:

@@ -62,10 +62,12 @@ async def recovery(chain: Chain, head: ChainVersion) -> NewVersion:
 
 
 async def way_back(chain: Chain, head: ChainVersion) -> int | None:
-    """The newest durable version before the head with other weights; None when there is none."""
+    """The newest durable version before the head with other weights and all its bytes; None when there is none."""
     for number in range(head.number - 1, -1, -1):
         version = await chain.version(number)
-        if version.durable and version.model_digest != head.model_digest:
+        needed = {version.model_digest, version.checkpoint_digest} - {""}
+        # A rollback to bytes that retention has removed would be refused, and its job id be used up.
+        if version.durable and head.model_digest not in needed and all([await _is_there(chain, d) for d in needed]):
             return number
     return None
 
