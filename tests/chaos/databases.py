@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import JsonValue
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tests.fakes.weight_engine import weights_key
@@ -171,6 +172,16 @@ def read_gateway(path: Path) -> GatewayState:
         for job_id, receipt in connection.execute("SELECT job_id, receipt FROM batch_rows ORDER BY job_id, ordinal"):
             rows[job_id].append(receipt)
     return GatewayState(samples, claims, reports, batches, rows)
+
+
+@asked_again
+def batch_options(path: Path, job_id: str) -> dict[str, JsonValue]:
+    """The complete options that a batch was formed with."""
+    with _reading(path) as connection:
+        options: dict[str, JsonValue] = json.loads(
+            _rows(connection, "SELECT options FROM batches WHERE job_id = ?", job_id)[0]["options"]
+        )
+    return options
 
 
 @asked_again
