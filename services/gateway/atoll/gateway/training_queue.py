@@ -28,7 +28,8 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 5.0
 """How soon batches of a gateway that died are taken up by another one."""
-RETRY_MAX_SECONDS = 30.0
+RETRY_MAX_SECONDS = 5.0
+"""Longest pause before a trainer that was away is asked again: what a batch waits for after it is back."""
 
 
 @dataclass(frozen=True)
