@@ -94,6 +94,21 @@ def test_a_newest_checkpoint_that_lost_its_model_protects_the_one_before_too() -
     assert (why(planned, "c3"), why(planned, "c2")) == ("newest checkpoint of s", "newest checkpoint of s")
 
 
+@pytest.mark.parametrize("back_to", [0, 4, 3])
+def test_rollbacks_take_no_checkpoints_place(back_to: int) -> None:
+    versions = chain(5)
+    for number in range(5, 9):
+        back = replace(versions[back_to], number=number, committed_at=LONG_AGO + timedelta(hours=number))
+        versions.append(back)
+        assert removed(plan(facts(versions), KEEP_TWO, NOW)) == "c1 c2 m1 m2"
+
+
+def test_rollbacks_take_no_place_among_the_best_rewarded() -> None:
+    versions = rewarded([None, 0.5, 0.1, 0.4])
+    versions += [replace(versions[1], number=number, reward=0.6) for number in (4, 5)]
+    assert removed(plan(facts(versions), BEST_TWO, NOW)) == "c2 m2"
+
+
 def test_what_a_kept_version_or_another_scenario_shares_stays() -> None:
     versions = chain(5)
     versions[4] = replace(versions[4], model_digest="m1")

@@ -171,7 +171,7 @@ def _protections(newest_first: Sequence[VersionBytes], there: set[str]) -> Itera
 
 
 def _wanted(newest_first: Sequence[VersionBytes], rules: Rules) -> list[_Wanted]:
-    durable = [version for version in newest_first if version.is_durable and version.number > 0]
+    durable = _newest_of_each(newest_first)
     name = newest_first[0].scenario
     if rules.policy is Policy.LATEST:
         return [
@@ -192,6 +192,17 @@ def _wanted(newest_first: Sequence[VersionBytes], rules: Rules) -> list[_Wanted]
         if version.reward is None
     ]
     return [*best, *unmeasured]
+
+
+def _newest_of_each(newest_first: Sequence[VersionBytes]) -> list[VersionBytes]:
+    """Checkpoints with bytes of their own: a rollback brings an earlier version's back, and takes nobody's place."""
+    seen = {version.digests for version in newest_first if version.number == 0}
+    found = []
+    for version in newest_first:
+        if version.is_durable and version.digests not in seen:
+            seen.add(version.digests)
+            found.append(version)
+    return found
 
 
 def _age(version: VersionBytes) -> float:
