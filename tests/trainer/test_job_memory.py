@@ -13,6 +13,8 @@ from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2
 from atoll.common import structs
 from atoll.common.errors import AtollError
 from atoll.common.rpc_errors import from_rpc_error
+from atoll.registry import tables
+from atoll.registry.job_types import JobPhase
 from atoll.trainer.backend import StepRefused
 
 from tests.trainer.world import Stub, World, pair, until, world
@@ -163,6 +165,21 @@ async def test_a_job_that_is_staged_is_not_cancelled_while_its_commit_waits(here
     assert (await refusal(cancel(stub, "job-0"))).reason == errors_pb2.REASON_JOB_NOT_CANCELLABLE
     here.registry.refusals.clear()
     assert (await until(stub, "job-0")).version == 1
+
+
+async def test_a_job_that_ends_while_it_is_being_cancelled_is_told_as_it_ended(here: World) -> None:
+    stub = await here.start()
+    here.registry.refusals["CommitVersion"] = [AtollError("no room", reason=errors_pb2.REASON_STORAGE_FULL)] * 1_000
+    await stub.SubmitRollback(trainer_service_pb2.SubmitRollbackRequest(job_id="back", scenario="chat", version=0))
+    await until(stub, "back", job_pb2.JOB_STATE_DEFERRED)
+
+    def end() -> None:
+        with here.registry.real.artifacts._database.write() as connection:
+            connection.execute(tables.jobs.update().values(phase=JobPhase.REFUSED, reason="REASON_INTERNAL"))
+
+    here.registry.after["GetJobRecord"] = end
+    refused = await refusal(cancel(stub, "back"))
+    assert (refused.reason, "back is REFUSED" in refused.message) == (errors_pb2.REASON_JOB_NOT_CANCELLABLE, True)
 
 
 async def test_what_an_earlier_trainer_staged_is_committed_with_its_metrics_and_without_a_step(here: World) -> None:

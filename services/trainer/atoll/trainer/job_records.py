@@ -134,7 +134,10 @@ class JobRecords:
             if known.phase in (job_record_pb2.JOB_PHASE_RECORDED, job_record_pb2.JOB_PHASE_RUNNING):
                 reason, message = errors_pb2.REASON_JOB_CANCELLED, "cancelled by a caller"
                 ended = replace(known, phase=job_record_pb2.JOB_PHASE_CANCELLED, reason=reason, message=message)
-                return await self._put(ended, token)
+                # A job that ended since it was read stays as it ended.
+                known = await self._put(ended, token)
+                if known.phase == job_record_pb2.JOB_PHASE_CANCELLED:
+                    return known
         raise Conflict(
             f"job {job_id} is {JobPhase.Name(known.phase).removeprefix('JOB_PHASE_')}; a job can be cancelled until "
             "its weights are staged",
