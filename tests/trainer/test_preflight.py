@@ -7,6 +7,7 @@ import pytest
 from atoll.common.errors import BadConfiguration
 from atoll.trainer.backends import layout_of
 from atoll.trainer.chain import ScenarioFacts
+from atoll.trainer.head_loader import TAKE_OVER_TRIES
 from atoll.trainer.preflight import refuse_settings, resolve_bound_family, run_settings, vocabulary_size
 from atoll.trainer.settings import TrainerSettings
 from pydantic import JsonValue
@@ -72,9 +73,16 @@ async def test_a_scenario_that_the_registry_does_not_have_is_refused(tmp_path: P
             await here.start()
 
 
-async def test_a_head_that_crashes_the_workers_at_boot_ends_the_process(tmp_path: Path) -> None:
+async def test_workers_that_are_killed_while_they_load_at_boot_load_again(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        here.backend.before["load"] = [here.backend.crash]
+        here.backend.before["load"] = [here.backend.crash] * (TAKE_OVER_TRIES - 1)
+        await here.boot()
+        assert here.backend.weights is not None
+
+
+async def test_a_head_that_crashes_the_workers_at_every_try_of_the_boot_ends_the_process(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        here.backend.before["load"] = [here.backend.crash] * TAKE_OVER_TRIES
         with pytest.raises(BadConfiguration, match=r"version 0 cannot be loaded: .*SIGKILL"):
             await here.boot()
 

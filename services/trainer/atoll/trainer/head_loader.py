@@ -17,6 +17,9 @@ from atoll.trainer.retries import Patience
 
 log = structlog.get_logger(__name__)
 
+TAKE_OVER_TRIES = 3
+"""Workers may be killed while they load; a head that they never survive is somebody's to look at."""
+
 
 class HeadLoader:
     """on_trainable: told whether the workers can be trained; on_commit: of a recovery's version."""
@@ -45,6 +48,7 @@ class HeadLoader:
 
         Raises BadConfiguration when that cannot be done: the process has never worked, somebody must look at it.
         """
+        crashes = 0
         while True:
             token = await self._lease.token()
             head = await self._patience.ask("head", self._chain.head)
@@ -56,6 +60,10 @@ class HeadLoader:
             except LookAgain:
                 continue
             except (BackendCrashed, InvalidInput) as error:
+                crashes += 1
+                if isinstance(error, BackendCrashed) and crashes < TAKE_OVER_TRIES:
+                    log.error("the workers died while they loaded, trying again", version=head.number, error=str(error))
+                    continue
                 raise BadConfiguration(f"version {head.number} cannot be loaded: {error.message}") from error
             except AtollError as error:
                 if error.reason == errors_pb2.REASON_FENCED:
