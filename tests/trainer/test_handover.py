@@ -157,6 +157,17 @@ async def test_a_registry_that_is_away_for_longer_than_the_ttl_does_not_throw_a_
     assert record.attempt == 1 and record.fencing_token > token
 
 
+async def test_the_workers_of_a_trainer_that_stops_are_gone_before_another_one_may_try_the_same_attempt(
+    here: World,
+) -> None:
+    await here.start()
+    workers: dict[str, object] = {}
+    here.registry.after["ReleaseLease"] = lambda: workers.update(at_release=here.backend.weights)
+    assert here.backend.weights is not None
+    await here.stop()
+    assert workers == {"at_release": None}
+
+
 async def test_a_trainer_that_stops_on_purpose_hands_over_at_once_and_its_attempt_is_no_crash(here: World) -> None:
     holder = await here.start()
     async with second(here) as other:

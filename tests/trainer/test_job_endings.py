@@ -8,6 +8,7 @@ import grpc
 import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.trainer.v1 import job_pb2, trainer_service_pb2
+from atoll.common.errors import AtollError
 from atoll.trainer.backend import StepRefused
 
 from tests.fakes.samples import FakeSample
@@ -97,3 +98,31 @@ async def test_a_served_job_cannot_be_cancelled(here: World) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.CancelJob(trainer_service_pb2.CancelJobRequest(job_id="job-0"))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("reason", [errors_pb2.REASON_STORAGE_FULL, errors_pb2.REASON_INTERNAL])
+async def test_an_end_that_the_registry_does_not_take_is_recorded_later_and_not_asked_about_without_a_pause(
+    here: World, reason: errors_pb2.Reason.ValueType
+) -> None:
+    stub = await here.start()
+    bad = FakeSample("b-9", score=1.0, group="b", tokens=(5, 6, 7, 5000))
+    # The first write, of the job itself, has to succeed for the job to be there.
+    hook = here.registry.refusals.setdefault("PutJobRecord", [])
+    here.registry.after["PutJobRecord"] = lambda: hook.extend([AtollError("not now", reason=reason)] * 1_000)
+    await stub.SubmitJob(here.job("job-0", [*pair("b")[:1], bad]))
+    await asyncio.sleep(0.5)
+    assert 0 < 1_000 - len(hook) < 20, "a pause of 0.05 s between the tries"
+    hook.clear()
+    job = await until(stub, "job-0")
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_REFUSED, errors_pb2.REASON_BATCH_REFUSED)
+    assert list(job.rejected_sample_ids) == ["b-9"]
+
+
+async def test_a_registry_that_fails_to_tell_how_a_job_stands_ends_no_job(here: World) -> None:
+    stub = await here.start()
+    failing = here.registry.refusals.setdefault("GetVersion", [])
+    here.registry.after["PutJobRecord"] = lambda: failing.extend(
+        [AtollError("a defect", reason=errors_pb2.REASON_INTERNAL)] * 3
+    )
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).version == 1

@@ -228,6 +228,20 @@ async def test_what_an_automatic_rollback_brought_back_is_never_given_back_itsel
     assert group.refused == [bad]
 
 
+async def test_an_automatic_rollback_is_known_as_one_when_a_job_committed_before_it(group: Group) -> None:
+    await group.start(publish_timeout_s=0.05)
+    for engine in group.engines:
+        engine.refuse_paths |= {Path("/store/bad"), Path("/store/base")}
+    bad = group.commit("bad")
+    await eventually(lambda: group.refused == [bad])
+    # Both were queued meanwhile, the job first; nobody looked at its version.
+    group.chain.append("bad")
+    group.commit("base", incarnation=2, job_id=automatic_rollback_id("chat", bad.number))
+    await eventually(lambda: all("2:3" in engine.refused for engine in group.engines))
+    await several_looks()
+    assert group.refused == [bad]
+
+
 async def test_no_engine_is_touched_without_the_lease(group: Group) -> None:
     group.held = False
     await group.start(min_engines=2)

@@ -172,6 +172,19 @@ async def test_a_full_store_defers_the_job_which_goes_on_by_itself(here: World, 
     assert here.backend.trained_jobs == 1
 
 
+async def test_a_full_registry_makes_a_job_wait_and_is_not_asked_without_a_pause(here: World) -> None:
+    stub = await here.start()
+    puts = here.registry.refusals.setdefault("PutJobRecord", [])
+    full = AtollError("no room", reason=errors_pb2.REASON_STORAGE_FULL)
+    here.registry.after["PutJobRecord"] = lambda: puts.extend([full] * 1_000)
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0", job_pb2.JOB_STATE_DEFERRED)).message == "no room"
+    await asyncio.sleep(0.5)
+    assert 0 < 1_000 - len(puts) < 40, "two tries, then a pause of 0.05 s"
+    puts.clear()
+    assert (await until(stub, "job-0")).version == 1
+
+
 async def test_a_job_waits_before_its_first_step_while_its_version_would_not_fit(here: World) -> None:
     stub = await here.start()
     base = (await here.registry.versions())[0].model_digest

@@ -57,6 +57,7 @@ class RunningTrainer:
 
     server: GrpcServer
     trainer: Trainer
+    backend: TrainingBackend
     tasks: tuple[asyncio.Task[None], ...]
     """They never end by themselves: one that does is a defect or a refusal, and the process stops with it."""
 
@@ -64,6 +65,8 @@ class RunningTrainer:
         """Stops on purpose: what was begun is given back, so that another trainer can go on at once."""
         for task in self.tasks:
             await _cancel(task)
+        # First: what they are about to write must not meet the next holder's try of the same attempt.
+        await asyncio.to_thread(self.backend.kill)
         try:
             async with asyncio.timeout(STEP_DOWN_SECONDS):
                 await self.trainer.step_down()
@@ -95,7 +98,7 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
     for task in tasks:
         stack.push_async_callback(_cancel, task)
     log.info("trainer answers", scenario=settings.scenario, port=server.port)
-    return RunningTrainer(server, trainer, tasks)
+    return RunningTrainer(server, trainer, backend, tasks)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

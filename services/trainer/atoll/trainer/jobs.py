@@ -102,7 +102,7 @@ class Jobs:
         for job_id in self._queue.unfinished() - {recorded.body.job_id for recorded in open_jobs}:
             ended = await self._patience.ask("job's record", partial(self._records.get, job_id))
             if ended is not None and not ended.is_open:
-                await self._queue.take_in(await self._view(ended))
+                await self._queue.take_in(await self._patience.ask("job's version", partial(self._view, ended)))
 
     async def _record(self, body: JobBody) -> RecordedJob:
         new = RecordedJob(body, job_record_pb2.JOB_PHASE_RECORDED)

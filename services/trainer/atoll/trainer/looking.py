@@ -1,8 +1,11 @@
 """What the registry says of a job and of the chain, and what may be written after having looked."""
 
+import asyncio
 from dataclasses import dataclass, replace
 
+import structlog
 from atoll.api.errors.v1 import errors_pb2
+from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.api.registry.v1 import job_record_pb2
 from atoll.api.registry.v1.job_record_pb2 import JobPhase
 from atoll.common.errors import AtollError
@@ -10,8 +13,10 @@ from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.job_queue import JobBody
 from atoll.trainer.job_records import JobRecords, RecordedJob, StagedVersion
 from atoll.trainer.lease import LeaseKeeper
-from atoll.trainer.progress import LookAgain
+from atoll.trainer.progress import JobEnded, LookAgain
 from atoll.trainer.retries import Patience
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,16 @@ class JobLooks:
         self._patience = patience
 
     async def look(self, body: JobBody) -> Look:
-        """The job as it stands; one that the registry does not know is recorded."""
+        """The job as it stands; one that the registry does not know is recorded. Raises nothing."""
+        while True:
+            try:
+                return await self._look(body)
+            except AtollError as error:
+                # No fault of the job's: it neither ends by it, nor is it asked about without a pause.
+                log.error("the registry does not tell how the job stands, asking again", error=error.message)
+                await asyncio.sleep(self._patience.max_s)
+
+    async def _look(self, body: JobBody) -> Look:
         token = await self._lease.token()
         # The head first: one that holds this job's samples is then never looked at as if the job were not committed.
         head = await self._patience.ask("head", self._chain.head)
@@ -47,6 +61,22 @@ class JobLooks:
         written = await self._put(record, look.token)
         if written.phase != record.phase:
             raise LookAgain
+
+    async def put_waiting(self, look: Look, reason: Reason.ValueType, message: str) -> None:
+        """Tells why the job waits, unless the registry's own disk is full too. Raises LookAgain, Conflict (FENCED)."""
+        try:
+            await self.put(look, replace(look.record, reason=reason, message=message))
+        except AtollError as error:
+            if error.reason != errors_pb2.REASON_STORAGE_FULL:
+                raise
+            log.warning("why the job waits is not recorded", error=error.message)
+
+    async def put_end(self, look: Look, end: JobEnded) -> None:
+        """Records how the job ends without a version. Raises LookAgain, Conflict (FENCED)."""
+        record = moved(look.record, end.phase, attempt=look.record.attempt)
+        await self.put(
+            look, replace(record, reason=end.reason, message=end.message, rejected_sample_ids=end.sample_ids)
+        )
 
     async def _put(self, record: RecordedJob, token: int) -> RecordedJob:
         try:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.common.names import new_id
+from atoll.common.errors import InvalidInput
+from atoll.common.names import check_id, new_id
 
 
 @contextmanager
@@ -23,8 +24,16 @@ def holder_ids(run_dir: Path, scenario: str) -> Iterator[tuple[str, str]]:
             yield mine, ""
             return
         file.seek(0)
-        before = file.read()
+        before = _id_in(file.read())
         file.truncate(0)
         file.write(mine)
         file.flush()
         yield mine, before
+
+
+def _id_in(text: str) -> str:
+    """What a machine that lost its power left may be anything; the lease of a process that is not named runs out."""
+    try:
+        return check_id(text, "holder")
+    except InvalidInput:
+        return ""

@@ -63,7 +63,7 @@ class HeadWatch:
         if self._clock() - self._since < self._timeout_s:
             return
         self._done = True
-        if head.parent is not None and head.job_id == automatic_rollback_id(self._scenario, head.parent):
+        if self._is_automatic_rollback(head):
             log.error("no engine loads what a rollback brought back; roll back by hand", version=head.number)
             return
         log.error("no engine loads the head", version=head.number, waited_s=self._timeout_s)
@@ -72,6 +72,11 @@ class HeadWatch:
         except Exception as error:
             self._done = False
             log.error("the way back could not be asked for, trying again", version=head.number, error=str(error))
+
+    def _is_automatic_rollback(self, head: ChainVersion) -> bool:
+        # The head that caused it need not be its parent: jobs that were queued before it commit first.
+        since = 0 if head.restores is None else head.restores
+        return any(head.job_id == automatic_rollback_id(self._scenario, n) for n in range(since, head.number))
 
     def _is_current(self, head: ChainVersion) -> bool:
         return self._head is not None and head.number == self._head.number

@@ -8,7 +8,6 @@ fencing token of the look that decided it: one that is refused for its token is 
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import structlog
 from atoll.api.errors.v1 import errors_pb2
@@ -122,18 +121,21 @@ class JobRunner:
             progress.lose_memory()
             log.error("workers lost", error=crash.message)
         except AtollError as error:
-            self._consider(progress, error, token)
+            await self._consider(progress, error, token)
         except Exception as defect:
             self._model.touch()
             log.error("defect", exc_info=defect)
-            progress.ending = JobEnded(FAILED, errors_pb2.REASON_INTERNAL, f"a defect of Atoll: {defect!r}")
+            await self._consider(progress, InternalError(f"a defect of Atoll: {defect!r}"), token)
         return False
 
-    def _consider(self, progress: Progress, error: AtollError, token: int) -> None:
+    async def _consider(self, progress: Progress, error: AtollError, token: int) -> None:
         """What an error that no step expected means for the job."""
         if error.reason == errors_pb2.REASON_FENCED:
             log.warning("fenced", error=error.message)
             self._lease.doubt(token)
+        elif progress.ending is not None:
+            log.error("the job cannot be ended, trying again", error=error.message)
+            await asyncio.sleep(self._patience.max_s)
         elif error.reason == errors_pb2.REASON_STORAGE_FULL:
             progress.no_room = error.message
         elif isinstance(error, InternalError):
@@ -155,7 +157,8 @@ class JobRunner:
                 await self._end(look.record)
                 return True
             case Action.CONCLUDE:
-                await self._conclude(progress, look)
+                assert progress.ending is not None
+                await self._registry.put_end(look, progress.ending)
             case Action.FAIL:
                 message = f"it crashed in {crashes(look.record, progress.begun)} attempts; the workers' logs tell why"
                 raise JobEnded(FAILED, errors_pb2.REASON_TRAINING_CRASHED, message)
@@ -185,8 +188,9 @@ class JobRunner:
         with progress.clock.phase("record"):
             await self._registry.put(look, moved(look.record, job_record_pb2.JOB_PHASE_RUNNING, attempt=attempt))
         reached("trainer.running")
-        await self._queue.advance(progress.body.job_id, job_pb2.JOB_STATE_RUNNING, attempt=attempt)
+        # Before anything is awaited: a stop from here on gives this attempt back.
         progress.begun, progress.staged_is_gone = attempt, False
+        await self._queue.advance(progress.body.job_id, job_pb2.JOB_STATE_RUNNING, attempt=attempt)
         self._model.touch()
         with progress.clock.phase("train"):
             trained = await self._take_steps(progress, ready, head)
@@ -273,19 +277,11 @@ class JobRunner:
     async def _defer(self, progress: Progress, look: Look) -> None:
         """Waits for room in the store; a caller may cancel meanwhile, until the job is staged."""
         reason, message = errors_pb2.REASON_STORAGE_FULL, progress.no_room
-        await self._registry.put(look, replace(look.record, reason=reason, message=message))
+        await self._registry.put_waiting(look, reason, message)
         await self._queue.advance(progress.body.job_id, job_pb2.JOB_STATE_DEFERRED, reason=reason, message=message)
         log.warning("job deferred", error=message)
         await asyncio.sleep(self._patience.max_s)
         progress.no_room = ""
-
-    async def _conclude(self, progress: Progress, look: Look) -> None:
-        end = progress.ending
-        assert end is not None
-        record = moved(look.record, end.phase, attempt=look.record.attempt)
-        await self._registry.put(
-            look, replace(record, reason=end.reason, message=end.message, rejected_sample_ids=end.sample_ids)
-        )
 
     async def _end(self, record: RecordedJob) -> None:
         """Tells whoever watches how the job has ended without a version."""
