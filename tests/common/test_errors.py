@@ -3,7 +3,7 @@ import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.common import rpc_errors
-from atoll.common.errors import STATUS_OF_REASON, AtollError, InvalidInput, Unavailable
+from atoll.common.errors import STATUS_OF_REASON, AtollError, Conflict, InvalidInput, Unavailable
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -45,3 +45,15 @@ def test_the_rich_status_carries_reason_field_and_retry(error: AtollError) -> No
     assert ("google.rpc.RetryInfo" in found) == (error.retry_after_s is not None)
     assert rpc_status.to_status(status).code is STATUS_OF_REASON[error.reason].grpc
     assert isinstance(STATUS_OF_REASON[error.reason].grpc, grpc.StatusCode)
+
+
+def test_the_samples_that_a_refusal_blames_travel_with_it_up_to_a_headers_size() -> None:
+    samples = tuple(f"{number:032x}" for number in range(1_000))
+    for given, told in ((samples[:2], samples[:2]), (samples, samples[: rpc_errors.SAMPLES_SENT]), ((), ())):
+        error = Conflict("taken", reason=errors_pb2.REASON_SAMPLE_ALREADY_CONSUMED, sample_ids=given)
+        status = rpc_status.to_status(rpc_errors.to_status(error))
+        assert sum(len(key) + len(value) for key, value in status.trailing_metadata) < 4096
+        trailing = grpc.aio.Metadata(*status.trailing_metadata)
+        raised = grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, status.details)
+        received = rpc_errors.from_rpc_error(raised)
+        assert (type(received), received.sample_ids) == (Conflict, told)

@@ -78,5 +78,5 @@ def test_extra_columns_must_be_those_declared(columns: dict[str, Any], field: st
 def test_an_empty_batch_and_a_repeated_sample_are_refused() -> None:
     with pytest.raises(InvalidInput, match="no rows"):
         validate_rows([], vocab_size=6)
-    with pytest.raises(InvalidInput, match="s1 is in the batch twice"):
+    with pytest.raises(InvalidInput, match="s1: it is in the batch twice"):
         validate_rows([GOOD, GOOD], vocab_size=6)

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import numpy as np
+from atoll.common.errors import InternalError
 from atoll.families.batching import BatchingRule
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
 from atoll.families.options import FamilyOptions
@@ -42,6 +43,15 @@ class ClashingFamily(CountingFamily):
 
     name: ClassVar[str] = "clashing"
     columns: ClassVar[tuple[ColumnSpec, ...]] = (ColumnSpec(ACTION_MASK, ColumnDtype.FLOAT32, response_aligned=True),)
+
+
+class BrokenFamily(CountingFamily):
+    """Its own defect, told with a sample's id in it."""
+
+    name: ClassVar[str] = "broken"
+
+    def prepare(self, batch: Batch, state: FamilyState) -> StepSignal:
+        raise InternalError(f"no answer for sample {batch.rows[0].sample_id}")
 
 
 class HooklessFamily(CountingFamily):

@@ -29,6 +29,7 @@ async def test_samples_that_another_version_consumed_are_never_trained_into_a_se
     await stub.SubmitJob(here.job("job-1", again))
     job = await until(stub, "job-1")
     assert (job.state, job.reason) == (job_pb2.JOB_STATE_REFUSED, errors_pb2.REASON_SAMPLE_ALREADY_CONSUMED)
+    assert list(job.rejected_sample_ids) == ["a-0", "a-1"]
     await stub.SubmitJob(here.job("job-2", pair("b", versions=("1:1",))))
     assert (await until(stub, "job-2")).version == 2
     assert here.backend.loads[-1] == await here.registry.model_of(1)

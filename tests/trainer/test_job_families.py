@@ -1,5 +1,6 @@
 """Jobs of other families than the run started with: what is refused by name, and what such a job leaves behind."""
 
+import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from atoll.families.driver import TEACHER_ENGINE
 from atoll.families.run_settings import RunSettings
 from atoll.families.samples import PromptRenderer
 from atoll.trainer.backend import FamilyBinding
-from atoll.trainer.job_families import JobFamilies, JobFamily, refuse_other_reports
-from atoll.trainer.trained_families import TrainedFamily
+from atoll.trainer.job_families import BROUGHT_KEPT, JobFamilies, JobFamily, refuse_other_reports
+from atoll.trainer.trained_families import TrainedFamilies, TrainedFamily
 from pydantic import JsonValue
 
 from tests.families.reported import reported
@@ -62,6 +63,34 @@ def test_another_family_comes_with_its_options_and_is_made_once() -> None:
     assert brought.run == RUN
     assert run.of("sft", {"batch_size": 3}, {}) is brought
     assert run.of("sft", {"batch_size": 4}, {}) is not brought
+
+
+def test_only_so_many_brought_families_are_kept_and_those_that_jobs_still_name_are_among_them() -> None:
+    run = families()
+    first, second = (run.of("sft", {"batch_size": size}, {}) for size in (1, 2))
+    for size in range(3, BROUGHT_KEPT + 2):
+        run.of("sft", {"batch_size": size}, {})
+        assert run.of("sft", {"batch_size": 1}, {}) is first
+    again = run.of("sft", {"batch_size": 2}, {})
+    assert again is not second
+    assert again.family.options == second.family.options
+
+
+async def test_a_family_is_looked_up_beside_the_loop_that_renews_the_lease(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up, of = [], JobFamilies.of
+
+    def noted(self: JobFamilies, name: str, options: Mapping[str, JsonValue], trained: TrainedFamilies) -> JobFamily:
+        looked_up.append(threading.current_thread())
+        return of(self, name, options, trained)
+
+    monkeypatch.setattr(JobFamilies, "of", noted)
+    stub = await here.start()
+    await stub.SubmitJob(job_of(here, 0, "sft", batch_size=2))
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+    assert len(looked_up) >= 2, "when it is submitted, and when it is prepared"
+    assert threading.current_thread() not in looked_up
 
 
 def test_a_family_of_another_package_comes_by_reference_and_then_by_name() -> None:
@@ -156,8 +185,9 @@ def test_states_of_families_are_kept_apart() -> None:
 def test_reports_that_another_family_cannot_read_are_refused_by_sample() -> None:
     family = make_family("sdft", {"batch_size": 2})
     items = [reported("a", metadata={"teacher_context": "say so"}), reported("b")]
-    with pytest.raises(InvalidInput, match=r"sample sample-of-b: its report does not fit sdft: .*teacher_context"):
+    with pytest.raises(InvalidInput, match=r"sample-of-b: its report does not fit sdft: .*teacher_context") as no:
         refuse_other_reports(family, items)
+    assert no.value.sample_ids == ("sample-of-b",)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1, False), (2, True), (3, False)])
@@ -222,6 +252,14 @@ async def test_a_family_that_the_workers_cannot_run_ends_its_job_and_no_other(he
     await stub.SubmitJob(here.job("job-1", pair("b")))
     assert (await until(stub, "job-1")).state == job_pb2.JOB_STATE_SERVED
     assert len(here.backend.loads) == 1
+
+
+async def test_a_defect_while_a_job_is_prepared_is_blamed_on_no_sample(here: World) -> None:
+    stub = await here.start()
+    await stub.SubmitJob(job_of(here, 0, f"{HERE}:BrokenFamily"))
+    job = await until(stub, "job-0")
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_FAILED, errors_pb2.REASON_INTERNAL)
+    assert ("no answer for sample s0-0" in job.message, list(job.rejected_sample_ids)) == (True, [])
 
 
 async def test_rows_that_do_not_fit_the_jobs_family_are_refused(here: World) -> None:

@@ -1,6 +1,7 @@
 """The refusals a loss family may utter, each with the one reason that every transport carries."""
 
 from atoll.api.errors.v1 import errors_pb2
+from atoll.api.errors.v1.errors_pb2 import Reason
 from atoll.common.errors import BadConfiguration, InvalidInput, NotFound
 
 
@@ -30,5 +31,12 @@ def report_refused(message: str, *, field: str) -> InvalidInput:
 
 
 def batch_refused(message: str, *, field: str) -> InvalidInput:
-    """A row or a batch cannot be trained as it is; the message names the sample."""
+    """A batch cannot be trained as it is, whichever of its samples it is."""
     return InvalidInput(message, field=field, reason=errors_pb2.REASON_BATCH_REFUSED)
+
+
+def sample_refused(
+    sample_id: str, problem: str, *, field: str, reason: Reason.ValueType = errors_pb2.REASON_BATCH_REFUSED
+) -> InvalidInput:
+    """A sample cannot be trained as it is: "sample <id>: <problem>"; whoever reports the job's end names the sample."""
+    return InvalidInput(f"sample {sample_id}: {problem}", field=field, reason=reason, sample_ids=(sample_id,))

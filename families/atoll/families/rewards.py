@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Row
 
 
@@ -15,9 +15,9 @@ def rewards_by_group(rows: Sequence[Row]) -> Mapping[str, Mapping[str, float]]:
     for row in rows:
         reward = groups.setdefault(row.group_id, {}).setdefault(row.rollout_id, row.reward)
         if reward != row.reward:
-            raise batch_refused(
-                f"sample {row.sample_id}: reward {row.reward} differs from {reward} in another row of "
-                f"its rollout {row.rollout_id}",
+            raise sample_refused(
+                row.sample_id,
+                f"reward {row.reward} differs from {reward} in another row of its rollout {row.rollout_id}",
                 field="reward",
             )
     return groups

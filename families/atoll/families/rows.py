@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import batch_refused, sample_refused
 
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
@@ -131,7 +131,7 @@ def validate_rows(rows: Sequence[Row], *, vocab_size: int, columns: Sequence[Col
     seen: set[str] = set()
     for row in rows:
         if row.sample_id in seen:
-            raise batch_refused(f"sample {row.sample_id} is in the batch twice", field="sample_id")
+            raise sample_refused(row.sample_id, "it is in the batch twice", field="sample_id")
         seen.add(row.sample_id)
         _validate_row(row, vocab_size)
         _validate_columns(row, columns)
@@ -139,7 +139,7 @@ def validate_rows(rows: Sequence[Row], *, vocab_size: int, columns: Sequence[Col
 
 def _validate_row(row: Row, vocab_size: int) -> None:
     def refuse(name: str, problem: str) -> Exception:
-        return batch_refused(f"sample {row.sample_id}: {name} {problem}", field=name)
+        return sample_refused(row.sample_id, f"{name} {problem}", field=name)
 
     for name, array, dtype in (
         ("tokens", row.tokens, np.int32),
@@ -175,8 +175,8 @@ def _validate_row(row: Row, vocab_size: int) -> None:
 def _validate_columns(row: Row, columns: Sequence[ColumnSpec]) -> None:
     expected = {spec.name: spec for spec in columns if spec.origin is ColumnOrigin.ROW}
     if set(row.columns) != set(expected):
-        raise batch_refused(
-            f"sample {row.sample_id}: columns must be {sorted(expected)}, got {sorted(row.columns)}", field="columns"
+        raise sample_refused(
+            row.sample_id, f"columns must be {sorted(expected)}, got {sorted(row.columns)}", field="columns"
         )
     for name, spec in expected.items():
         check_column(row, spec, row.columns[name])
@@ -188,13 +188,15 @@ def check_column(row: Row, spec: ColumnSpec, column: Column) -> None:
     Raises: InvalidInput naming the sample and the column.
     """
     if column.dtype != np.dtype(spec.dtype.value):
-        raise batch_refused(
-            f"sample {row.sample_id}: column {spec.name} must be {spec.dtype.value}, got {column.dtype}",
+        raise sample_refused(
+            row.sample_id,
+            f"column {spec.name} must be {spec.dtype.value}, got {column.dtype}",
             field=spec.name,
         )
     if spec.response_aligned and column.shape[:1] != (row.response_length,):
-        raise batch_refused(
-            f"sample {row.sample_id}: column {spec.name} must start with an axis of the {row.response_length} "
+        raise sample_refused(
+            row.sample_id,
+            f"column {spec.name} must start with an axis of the {row.response_length} "
             f"response tokens, got shape {column.shape}",
             field=spec.name,
         )

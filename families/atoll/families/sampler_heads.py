@@ -2,7 +2,7 @@
 
 import numpy as np
 import numpy.typing as npt
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Column, ColumnDtype, ColumnSpec, Float32, Int32, Row, UInt8
 
 HEAD_IDS = "sampler_topk_ids"
@@ -71,4 +71,4 @@ def _check_heads(row: Row, trained: Column, ids: Int32, log_probs: Float32, voca
 
 
 def _refused(row: Row, problem: str) -> Exception:
-    return batch_refused(f"sample {row.sample_id}: score centering: {problem}", field=HEAD_IDS)
+    return sample_refused(row.sample_id, f"score centering: {problem}", field=HEAD_IDS)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from atoll.families.aggregation import Aggregation, row_weights
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import batch_refused, sample_refused
 from atoll.families.rows import Batch, Column, ColumnOrigin, Float32, Row, UInt8, check_column
 from atoll.families.signal import StepSignal
 
@@ -112,9 +112,9 @@ def _checked_advantages(
         )
     for row, mask, values in zip(rows, masks, signal.advantages, strict=True):
         if values.dtype != np.float32 or values.shape != (row.response_length,):
-            raise batch_refused(
-                f"sample {row.sample_id}: advantages must be float32 [{row.response_length}], "
-                f"got {values.dtype} {values.shape}",
+            raise sample_refused(
+                row.sample_id,
+                f"advantages must be float32 [{row.response_length}], got {values.dtype} {values.shape}",
                 field="advantages",
             )
         _refuse_non_finite(row, mask, "advantages", values)
@@ -128,7 +128,7 @@ def check_computed(steps: Sequence[TrainStep]) -> None:
     """
     for item in (item for step in steps for item in step.rows):
         if item.advantages is None:
-            raise batch_refused(f"sample {item.row.sample_id}: no advantages were computed", field="advantages")
+            raise sample_refused(item.row.sample_id, "no advantages were computed", field="advantages")
         for name, values in (("advantages", item.advantages), ("values", item.values), ("returns", item.returns)):
             if values is not None:
                 _refuse_non_finite(item.row, item.mask, name, values)
@@ -136,14 +136,12 @@ def check_computed(steps: Sequence[TrainStep]) -> None:
 
 def _refuse_non_finite(row: Row, mask: UInt8, name: str, values: Float32) -> None:
     if not np.isfinite(values[mask == 1]).all():
-        raise batch_refused(f"sample {row.sample_id}: {name} must be finite on every trained token", field=name)
+        raise sample_refused(row.sample_id, f"{name} must be finite on every trained token", field=name)
 
 
 def _checked_mask(row: Row, mask: UInt8) -> UInt8:
     if mask.dtype != np.uint8 or mask.shape != row.loss_mask.shape or bool((mask > row.loss_mask).any()):
-        raise batch_refused(
-            f"sample {row.sample_id}: the effective mask may only clear bits of loss_mask", field="loss_mask"
-        )
+        raise sample_refused(row.sample_id, "the effective mask may only clear bits of loss_mask", field="loss_mask")
     return mask
 
 
@@ -154,8 +152,9 @@ def _checked_driver_columns(
     expected = {spec.name: spec for spec in family.columns if spec.origin is ColumnOrigin.DRIVER}
     for row, values in zip(batch.rows, columns, strict=True):
         if set(values) != set(expected):
-            raise batch_refused(
-                f"sample {row.sample_id}: build_rollout_data must fill {sorted(expected)}, got {sorted(values)}",
+            raise sample_refused(
+                row.sample_id,
+                f"build_rollout_data must fill {sorted(expected)}, got {sorted(values)}",
                 field="columns",
             )
         for name, spec in expected.items():

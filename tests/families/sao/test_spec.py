@@ -48,7 +48,7 @@ def test_a_row_says_what_was_generated_by_whom_and_when() -> None:
 
 def test_a_sample_of_no_known_version_is_refused() -> None:
     item = reported("a", versions=())
-    with pytest.raises(InvalidInput, match="sample sample-of-a names no weight version"):
+    with pytest.raises(InvalidInput, match="sample sample-of-a: it names no weight version"):
         SaoFamily(OPTIONS).shape_sample_row(item, RowContext((item,)))
 
 

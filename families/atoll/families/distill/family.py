@@ -14,7 +14,7 @@ from atoll.families.divergence_spec import Estimator, TeacherColumn
 from atoll.families.driver import TEACHER_ENGINE, JobContext, ScoreRequest, TeacherScores
 from atoll.families.family import AdvantageSource, HookChannel, LossFamily, LossType
 from atoll.families.policy_spec import PolicyGradientWeight
-from atoll.families.refusals import batch_refused, option_refused
+from atoll.families.refusals import option_refused, sample_refused
 from atoll.families.rows import Batch, Column, ColumnDtype, ColumnOrigin, ColumnSpec, Row, UInt8
 from atoll.families.run_settings import BackendNeeds, RunSettings
 from atoll.families.samples import ReportedSample, RowContext
@@ -96,8 +96,9 @@ class DistillFamily(LossFamily[DistillOptionsT_co]):
         prompt = self.teacher_prompt(item, context)
         tokens = np.concatenate([prompt.tokens, row.response_tokens]).astype(np.int32)
         if self._run is not None and len(tokens) > self._run.seq_length:
-            raise batch_refused(
-                f"sample {row.sample_id}: its teacher reads {len(tokens)} tokens, the workers take at most "
+            raise sample_refused(
+                row.sample_id,
+                f"its teacher reads {len(tokens)} tokens, the workers take at most "
                 f"{self._run.seq_length}; shorten what is added to the prompt or raise the workers' sequence length",
                 field=TEACHER_TOKENS,
             )
@@ -169,8 +170,9 @@ class DistillFamily(LossFamily[DistillOptionsT_co]):
 
     def _score_request(self, row: Row) -> ScoreRequest:
         if row.temperature != 1:
-            raise batch_refused(
-                f"sample {row.sample_id}: a teacher engine scores at temperature 1, got {row.temperature:g}; sample at "
+            raise sample_refused(
+                row.sample_id,
+                f"a teacher engine scores at temperature 1, got {row.temperature:g}; sample at "
                 "temperature 1 or set teacher_checkpoint",
                 field="temperature",
             )
@@ -189,8 +191,9 @@ class DistillFamily(LossFamily[DistillOptionsT_co]):
             column = answered[name]
             width = () if name is TeacherColumn.SAMPLED else (self.options.top_k,)
             if column is None or column.shape != (row.response_length, *width):
-                raise batch_refused(
-                    f"sample {row.sample_id}: the teacher should answer {name.value} of shape "
+                raise sample_refused(
+                    row.sample_id,
+                    f"the teacher should answer {name.value} of shape "
                     f"{[row.response_length, *width]}, got {None if column is None else list(column.shape)}",
                     field=name.value,
                 )

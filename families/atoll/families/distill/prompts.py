@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.common.errors import BadConfiguration
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Int32
 from atoll.families.samples import PromptRenderer, RowContext, SampleView
 from pydantic import JsonValue
@@ -43,14 +43,15 @@ def with_context(sample: SampleView, context: str) -> list[Message]:
     """
     messages = sample.request.get("messages")
     if not isinstance(messages, list):
-        raise batch_refused(f"sample {sample.sample_id}: its request has no messages", field="request.messages")
+        raise sample_refused(sample.sample_id, "its request has no messages", field="request.messages")
     conversation = [dict(message) for message in messages if isinstance(message, dict)]
     for message in reversed(conversation):
         if message.get("role") == "user":
             message["content"] = _extended(message.get("content"), context)
             return list(conversation)
-    raise batch_refused(
-        f"sample {sample.sample_id}: its request has no user message that a teacher's context could be added to",
+    raise sample_refused(
+        sample.sample_id,
+        "its request has no user message that a teacher's context could be added to",
         field="request.messages",
     )
 

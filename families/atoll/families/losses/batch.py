@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from atoll.families.losses.vocab import VocabShard
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Column, ColumnDtype, ColumnOrigin, ColumnSpec
 from atoll.families.steps import TrainRow
 from torch import Tensor
@@ -175,7 +175,8 @@ def _to_tensor(pieces: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype, de
 def _refuse_ids_outside(item: TrainRow, vocab_size: int) -> None:
     ids = item.row.response_tokens
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        raise batch_refused(
-            f"sample {item.row.sample_id}: token ids must be in [0, {vocab_size}), got {ids.min()}..{ids.max()}",
+        raise sample_refused(
+            item.row.sample_id,
+            f"token ids must be in [0, {vocab_size}), got {ids.min()}..{ids.max()}",
             field="tokens",
         )

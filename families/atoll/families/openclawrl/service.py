@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from atoll.common.errors import BadConfiguration
 from atoll.families.driver import JobContext, ScoreRequest, TeacherScores
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Batch, Column, Int32, Row
 from atoll.families.run_settings import RunSettings
 from atoll.families.teacher_ids import refuse_foreign_ids
@@ -51,8 +51,9 @@ def with_service_scores(
 
 def _request(row: Row, number: int, prompt: Int32, top_k: int) -> ScoreRequest:
     if row.temperature != 1:
-        raise batch_refused(
-            f"sample {row.sample_id}: a teacher service scores at temperature 1, got {row.temperature:g}; sample at "
+        raise sample_refused(
+            row.sample_id,
+            f"a teacher service scores at temperature 1, got {row.temperature:g}; sample at "
             "temperature 1 or set teacher base",
             field="temperature",
         )
@@ -65,8 +66,9 @@ def _told(row: Row, scores: Sequence[TeacherScores], top_k: int) -> dict[str, Co
     for each in scores:
         wanted = (row.response_length, top_k)
         if each.top_k_ids is None or each.top_k_log_probs is None or each.top_k_ids.shape != wanted:
-            raise batch_refused(
-                f"sample {row.sample_id}: the teacher should answer {top_k} ids for each of {row.response_length} "
+            raise sample_refused(
+                row.sample_id,
+                f"the teacher should answer {top_k} ids for each of {row.response_length} "
                 f"tokens, got {None if each.top_k_ids is None else list(each.top_k_ids.shape)}",
                 field=SERVICE_IDS,
             )

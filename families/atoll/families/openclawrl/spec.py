@@ -19,7 +19,7 @@ from atoll.families.openclawrl.service import (
 )
 from atoll.families.options import FamilyOptions
 from atoll.families.policy_spec import KlKind
-from atoll.families.refusals import batch_refused, option_refused
+from atoll.families.refusals import batch_refused, option_refused, sample_refused
 from atoll.families.rows import Batch, ColumnDtype, ColumnOrigin, ColumnSpec, Int32, Row
 from atoll.families.run_settings import BackendNeeds, RunSettings
 from atoll.families.samples import ReportedSample, RowContext
@@ -238,8 +238,9 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
         fitting = [prompt for prompt in prompts if len(prompt) <= longest]
         for number, prompt in enumerate(fitting):
             if int(prompt.max()) >= self._run.vocab_size:
-                raise batch_refused(
-                    f"sample {row.sample_id}: hint candidate {number}: token ids must be in "
+                raise sample_refused(
+                    row.sample_id,
+                    f"hint candidate {number}: token ids must be in "
                     f"[0, {self._run.vocab_size}), got {int(prompt.max())}",
                     field="hint_candidates",
                 )
@@ -249,8 +250,9 @@ class OpenClawRlFamily(LossFamily[OpenClawRlOptions]):
         top_k = self.options.top_k
         captured = 0 if recorded is None else recorded.shape[1]
         if recorded is None or captured < top_k:
-            raise batch_refused(
-                f"sample {row.sample_id}: openclawrl distils at the engine's {top_k} most likely ids and {captured} "
+            raise sample_refused(
+                row.sample_id,
+                f"openclawrl distils at the engine's {top_k} most likely ids and {captured} "
                 "were captured with it; lower top_k, or report samples that were recorded since it was set",
                 field="top_k",
             )

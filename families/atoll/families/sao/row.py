@@ -6,7 +6,7 @@ from datetime import datetime
 import numpy as np
 from atoll.common.weight_version import WeightVersion
 from atoll.families.driver import JobContext
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Batch, Column, Row
 
 ACTION_MASK = "action_mask"
@@ -20,7 +20,7 @@ CREATED_AT = "created_at"
 def row_columns(row: Row, created_at: datetime) -> Mapping[str, Column]:
     """The columns of one row. Raises: InvalidInput when the sample names no weight version."""
     if not row.versions:
-        raise batch_refused(f"sample {row.sample_id} names no weight version that produced it", field="versions")
+        raise sample_refused(row.sample_id, "it names no weight version that produced it", field="versions")
     oldest = min(WeightVersion.parse(span.weight_version) for span in row.versions)
     return {
         **row.columns,

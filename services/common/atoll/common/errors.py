@@ -17,17 +17,25 @@ class AtollError(Exception):
     """A refusal that a caller can act on.
 
     reason: the stable word for programs. message: what, where, expected, got, what to do. field: dotted path of the
-    offending input, or "". retry_after_s: seconds after which the same call may succeed, or None.
+    offending input, or "". retry_after_s: seconds after which the same call may succeed, or None. sample_ids: the
+    samples that it blames.
     """
 
     def __init__(
-        self, message: str, *, reason: Reason.ValueType, field: str = "", retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        reason: Reason.ValueType,
+        field: str = "",
+        retry_after_s: float | None = None,
+        sample_ids: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason
         self.field = field
         self.retry_after_s = retry_after_s
+        self.sample_ids = sample_ids
 
     @property
     def code(self) -> str:
@@ -39,9 +47,14 @@ class InvalidInput(AtollError):
     """Raised when a value that the caller chose is not allowed."""
 
     def __init__(
-        self, message: str, *, field: str = "", reason: Reason.ValueType = errors_pb2.REASON_INVALID_FIELD
+        self,
+        message: str,
+        *,
+        field: str = "",
+        reason: Reason.ValueType = errors_pb2.REASON_INVALID_FIELD,
+        sample_ids: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(message, reason=reason, field=field)
+        super().__init__(message, reason=reason, field=field, sample_ids=sample_ids)
 
 
 class NotFound(AtollError):

@@ -22,6 +22,10 @@ from grpc_status import rpc_status
 ERROR_DOMAIN = "atoll"
 ASK_ELSEWHERE = frozenset({errors_pb2.REASON_NOT_LEASE_HOLDER})
 """Reasons for which another server has to be asked."""
+SAMPLE_IDS = "sample_ids"
+"""Key of the samples, divided by spaces, in ErrorInfo's metadata."""
+SAMPLES_SENT = 20
+"""Details travel as a header, of which a peer takes 8 KiB."""
 _REASON_NAMES = frozenset(Reason.keys())
 
 
@@ -36,7 +40,9 @@ def to_status(error: AtollError) -> status_pb2.Status:
         packed.Pack(message)
         details.append(packed)
 
-    add(error_details_pb2.ErrorInfo(reason=Reason.Name(error.reason).removeprefix(REASON_PREFIX), domain=ERROR_DOMAIN))
+    reason = Reason.Name(error.reason).removeprefix(REASON_PREFIX)
+    samples = {SAMPLE_IDS: " ".join(error.sample_ids[:SAMPLES_SENT])} if error.sample_ids else {}
+    add(error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=samples))
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         add(error_details_pb2.BadRequest(field_violations=[violation]))
@@ -66,12 +72,14 @@ def from_rpc_error(error: grpc.RpcError) -> AtollError:
     code = error.code()
     message = error.details() or ""
     reason, field, retry_after_s = errors_pb2.REASON_UNSPECIFIED, "", None
+    samples: tuple[str, ...] = ()
     for detail in _details_of(error):
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
             detail.Unpack(info)
             if info.domain == ERROR_DOMAIN and REASON_PREFIX + info.reason in _REASON_NAMES:
                 reason = Reason.Value(REASON_PREFIX + info.reason)
+                samples = tuple(info.metadata[SAMPLE_IDS].split()) if SAMPLE_IDS in info.metadata else ()
         elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
             bad = error_details_pb2.BadRequest()
             detail.Unpack(bad)
@@ -88,17 +96,17 @@ def from_rpc_error(error: grpc.RpcError) -> AtollError:
     if transient:
         return Unavailable(message, reason=reason, retry_after_s=retry_after_s or 1.0)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidInput(message, field=field, reason=reason)
+        return InvalidInput(message, field=field, reason=reason, sample_ids=samples)
     if code is grpc.StatusCode.NOT_FOUND:
-        return NotFound(message, reason=reason, field=field)
+        return NotFound(message, reason=reason, field=field, sample_ids=samples)
     if code in (
         grpc.StatusCode.ALREADY_EXISTS,
         grpc.StatusCode.ABORTED,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.OUT_OF_RANGE,
     ):
-        return Conflict(message, reason=reason, field=field)
-    return AtollError(message, reason=reason, field=field, retry_after_s=retry_after_s)
+        return Conflict(message, reason=reason, field=field, sample_ids=samples)
+    return AtollError(message, reason=reason, field=field, retry_after_s=retry_after_s, sample_ids=samples)
 
 
 def _details_of(error: grpc.Call | grpc.aio.AioRpcError) -> list[any_pb2.Any]:

@@ -206,6 +206,7 @@ def _check_samples(connection: sa.Connection, content: VersionContent) -> None:
             f"samples are consumed already: {shown}{more}; a sample is trained once per chain",
             reason=errors_pb2.REASON_SAMPLE_ALREADY_CONSUMED,
             field="consumed_sample_ids",
+            sample_ids=tuple(sorted(taken)),
         )
 
 

@@ -178,7 +178,7 @@ def assemble(
             log.error("there is no other version to go back to", head=head.number)
             return
         job_id = automatic_rollback_id(settings.scenario, head.number)
-        await jobs.submit(JobBody.rollback(job_id, settings.scenario, number), lambda: None)
+        await jobs.submit(JobBody.rollback(job_id, settings.scenario, number), _refuse_nothing)
 
     publisher = Publisher(
         engines,
@@ -240,3 +240,7 @@ async def _facts(chain: Chain) -> ScenarioFacts:
                 f"ATOLL_TRAINER_SCENARIO is {chain.scenario!r}, which the registry does not have: {error.message}"
             ) from error
         raise
+
+
+async def _refuse_nothing() -> None:
+    """For what the trainer submits by itself."""

@@ -39,8 +39,7 @@ class StepRefused(InvalidInput):
     """
 
     def __init__(self, message: str, sample_ids: tuple[str, ...], steps_taken: int) -> None:
-        super().__init__(message, field="rows", reason=errors_pb2.REASON_BATCH_REFUSED)
-        self.sample_ids = sample_ids
+        super().__init__(message, field="rows", reason=errors_pb2.REASON_BATCH_REFUSED, sample_ids=sample_ids)
         self.steps_taken = steps_taken
 
 

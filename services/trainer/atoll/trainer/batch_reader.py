@@ -11,7 +11,7 @@ from atoll.common import structs
 from atoll.common.errors import InternalError
 from atoll.common.tensors import Array, TensorReader
 from atoll.families.batching import ReportView
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import batch_refused, sample_refused
 from atoll.families.rows import Float32, Int32, UInt8, VersionSpan
 from atoll.families.samples import ReportedSample, SampleView
 from atoll.trainer.calls import failure_of
@@ -75,9 +75,9 @@ def _reported_sample(header: sample_service_pb2.RowHeader, reader: TensorReader)
     sample, arrays = header.sample, reader.arrays()
     missing = {"token_ids", "loss_mask", "log_probs"} - set(arrays)
     if missing:
-        raise batch_refused(f"sample {sample.receipt} came without {', '.join(sorted(missing))}", field="tensors")
+        raise sample_refused(sample.receipt, f"it came without {', '.join(sorted(missing))}", field="tensors")
     if not header.reports:
-        raise batch_refused(f"sample {sample.receipt} is in the batch without a report", field="reports")
+        raise sample_refused(sample.receipt, "it is in the batch without a report", field="reports")
     spans = tuple(VersionSpan(span.start, span.end, span.weight_version) for span in sample.spans)
     view = SampleView(
         sample_id=sample.receipt,
@@ -101,8 +101,9 @@ def _reported_sample(header: sample_service_pb2.RowHeader, reader: TensorReader)
 
 def _flat(array: Array, dtype: type[np.generic], sample_id: str, name: str) -> Array:
     if array.dtype != dtype or array.ndim != 1:
-        raise batch_refused(
-            f"sample {sample_id}: {name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} {array.shape}",
+        raise sample_refused(
+            sample_id,
+            f"{name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} {array.shape}",
             field=name,
         )
     return array

@@ -7,7 +7,9 @@ job names a family --its own--> the run's, with the run's options
 The workers keep their start-up flags. A family brings its loss type, hooks, advantages, wire keys and options.
 """
 
+import asyncio
 import functools
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +17,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, Conflict, InvalidInput, NotFound
 from atoll.families.batching import ReportView
 from atoll.families.catalog import AnyFamily, make_family, resolve_family
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import batch_refused, sample_refused
 from atoll.families.run_settings import RunSettings
 from atoll.families.samples import PromptRenderer, ReportedSample
 from atoll.families.signal import FamilyState
@@ -23,6 +25,9 @@ from atoll.trainer.backend import FamilyBinding
 from atoll.trainer.backends import refuse_unsupported
 from atoll.trainer.trained_families import TrainedFamilies, TrainedFamily
 from pydantic import JsonValue
+
+BROUGHT_KEPT = 16
+"""Families with their options that are kept resolved; one that was forgotten is resolved again."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,12 @@ class JobFamilies:
         self._make_renderer = functools.cache(make_renderer)
         self._driver_options = frozenset(driver_options)
         self._brought: dict[tuple[str, str], JobFamily] = {}
-        """By reference and options."""
+        """By reference and options, the latest last."""
+        self._lock = threading.Lock()
+
+    async def find(self, name: str, options: Mapping[str, JsonValue] | None, trained: TrainedFamilies) -> JobFamily:
+        """`of` in a thread: it may import a package and read a tokenizer, and the lease is renewed in the loop."""
+        return await asyncio.to_thread(self.of, name, options or {}, trained)
 
     def of(self, name: str, options: Mapping[str, JsonValue], trained: TrainedFamilies) -> JobFamily:
         """The family that a job names, plainly or by reference, with the job's options.
@@ -82,13 +92,22 @@ class JobFamilies:
         if kind.reference() == self.own.family.reference():
             return self.of(kind.reference(), options, trained)
         family = _with_options(kind, options)
-        key = kind.reference(), family.options.canonical_json()
-        if key not in self._brought:
-            brought = self._validated(family, options)
-            needs_renderer = family.needs_prompt_renderer
-            self._brought[key] = replace(brought, renderer=self._make_renderer()) if needs_renderer else brought
-        self._refuse_clash(self._brought[key], trained)
-        return self._brought[key]
+        brought = self._kept(family, options)
+        self._refuse_clash(brought, trained)
+        return brought
+
+    def _kept(self, family: AnyFamily, options: Mapping[str, JsonValue]) -> JobFamily:
+        key = family.reference(), family.options.canonical_json()
+        with self._lock:
+            brought = self._brought.pop(key, None)
+            if brought is None:
+                brought = self._validated(family, options)
+                if family.needs_prompt_renderer:
+                    brought = replace(brought, renderer=self._make_renderer())
+            self._brought[key] = brought
+            if len(self._brought) > BROUGHT_KEPT:
+                del self._brought[next(iter(self._brought))]
+        return brought
 
     def _refuse_other_options(self, options: Mapping[str, JsonValue]) -> None:
         own = self.own.family
@@ -174,8 +193,9 @@ def refuse_other_reports(family: AnyFamily, items: Sequence[ReportedSample]) -> 
         try:
             family.batching.validate(item.report)
         except AtollError as error:
-            raise InvalidInput(
-                f"sample {item.sample.sample_id}: its report does not fit {family.name}: {error.message}",
+            raise sample_refused(
+                item.sample.sample_id,
+                f"its report does not fit {family.name}: {error.message}",
                 field=error.field,
                 reason=error.reason,
             ) from error

@@ -112,11 +112,11 @@ class JobService(trainer_service_pb2_grpc.TrainerServiceServicer):
     async def _submit(self, body: JobBody) -> JobRecord:
         """The job as it stands; a new one is queued."""
 
-        def refuse() -> None:
+        async def refuse() -> None:
             if body.scenario != self._facts.scenario:
                 raise not_trained_here("scenario", repr(body.scenario), repr(self._facts.scenario))
             if body.restores is None:
-                self._families.of(body.family, body.options or {}, self._model.families)
+                await self._families.find(body.family, body.options, self._model.families)
 
         return await self._jobs.submit(body, refuse)
 

@@ -48,7 +48,7 @@ class Jobs:
         self._patience = patience
         self._on_remembered = on_remembered
 
-    async def submit(self, body: JobBody, refuse: Callable[[], None]) -> JobRecord:
+    async def submit(self, body: JobBody, refuse: Callable[[], Awaitable[None]]) -> JobRecord:
         """The job as it stands; a new one is recorded and queued, unless `refuse` raises.
 
         Raises Unavailable (NOT_LEASE_HOLDER), Conflict (JOB_ID_REUSED), and for a rollback NotFound
@@ -61,7 +61,7 @@ class Jobs:
             return known
         recorded = await self._records.get(body.job_id)
         if recorded is None:
-            refuse()
+            await refuse()
             recorded = await self._record(body)
             reached("trainer.recorded")
         refuse_other_body(recorded.body, body)

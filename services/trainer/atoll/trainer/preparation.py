@@ -7,7 +7,7 @@ import numpy as np
 from atoll.common.errors import AtollError
 from atoll.families.catalog import AnyFamily
 from atoll.families.driver import JobContext
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Batch, Row, validate_rows
 from atoll.families.run_settings import RunSettings
 from atoll.families.sampler_heads import sampler_head_columns
@@ -47,8 +47,9 @@ def shape_batch(
     validate_rows(rows, vocab_size=run.vocab_size, columns=family.run_columns(run))
     for row in rows:
         if len(row.tokens) > run.seq_length:
-            raise batch_refused(
-                f"sample {row.sample_id}: {len(row.tokens)} tokens, the workers take at most {run.seq_length}; "
+            raise sample_refused(
+                row.sample_id,
+                f"{len(row.tokens)} tokens, the workers take at most {run.seq_length}; "
                 "raise ATOLL_TRAINER_SEQ_LENGTH or limit the replies",
                 field="tokens",
             )
@@ -97,5 +98,5 @@ def mean_reward(batch: Batch) -> float:
 
 
 def sample_of(error: AtollError, sample_ids: Sequence[str]) -> tuple[str, ...]:
-    """The samples that a refusal names; refusals carry their sample in the message."""
-    return tuple(sample_id for sample_id in sample_ids if sample_id in error.message)
+    """The job's samples that a refusal blames."""
+    return tuple(sample_id for sample_id in sample_ids if sample_id in error.sample_ids)

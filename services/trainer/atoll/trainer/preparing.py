@@ -7,16 +7,15 @@ from datetime import UTC, datetime
 
 from atoll.api.registry.v1 import job_record_pb2
 from atoll.api.trainer.v1 import job_pb2
-from atoll.common.errors import AtollError
 from atoll.families.driver import JobContext
 from atoll.families.samples import ReportedSample
 from atoll.trainer.admission import Admitted, Dropped, ProducedSample, admit, producing_numbers
 from atoll.trainer.backend import TrainingBackend
 from atoll.trainer.batch_reader import BatchReader
 from atoll.trainer.chain import Chain, ChainVersion
-from atoll.trainer.job_queue import JobCancelled, JobQueue
+from atoll.trainer.job_queue import JobQueue
 from atoll.trainer.loading import WorkerModel
-from atoll.trainer.preparation import PreparedJob, prepare_batch, sample_of, score_batch, shape_batch
+from atoll.trainer.preparation import PreparedJob, prepare_batch, score_batch, shape_batch
 from atoll.trainer.progress import JobEnded, Progress, TrainingSetup
 from atoll.trainer.retries import Patience
 from atoll.trainer.teacher_client import TimedTeacher
@@ -55,10 +54,11 @@ class JobPreparer:
     async def prepare(self, progress: Progress, head: ChainVersion, attempt: int) -> ReadyJob:
         """Admits against this head, which only another holder of the lease could move before RUNNING is recorded.
 
-        Raises JobEnded (DROPPED, REFUSED), JobCancelled, and the AtollError of a batch that cannot be pulled.
+        Raises JobEnded (DROPPED), JobCancelled, the AtollError of a batch that cannot be pulled, and of rows that
+        cannot be trained one that blames their samples.
         """
         body, clock = progress.body, progress.clock
-        progress.found_family = self._setup.families.of(body.family, body.options or {}, self._model.families)
+        progress.found_family = await self._setup.families.find(body.family, body.options, self._model.families)
         if not progress.family.is_own:
             with clock.phase("switch"):
                 await asyncio.to_thread(self._backend.check_family, progress.family.binding)
@@ -89,21 +89,15 @@ class JobPreparer:
         body, clock, job, family = progress.body, progress.clock, progress.family, progress.family.family
         teacher = None if self._setup.teacher is None else TimedTeacher(self._setup.teacher, clock)
         context = JobContext(str(head.weight_version), datetime.now(UTC), teacher)
-        try:
-            with clock.phase("prepare"):
-                # In a thread: a large batch takes seconds to shape, and the lease is renewed in this loop.
-                batch = await asyncio.to_thread(shape_batch, body.job_id, attempt, items, job)
-            with clock.phase("score"):
-                batch = await asyncio.to_thread(score_batch, batch, family, context)
-            await self._queue.advance(body.job_id, job_pb2.JOB_STATE_SCORED)
-            with clock.phase("prepare"):
-                state = job.state(self._model.families)
-                prepared = await asyncio.to_thread(prepare_batch, batch, family, state, context)
-        except JobCancelled:
-            raise
-        except AtollError as error:
-            named = sample_of(error, body.sample_ids)
-            raise JobEnded(job_record_pb2.JOB_PHASE_REFUSED, error.reason, error.message, named) from error
+        with clock.phase("prepare"):
+            # In a thread: a large batch takes seconds to shape, and the lease is renewed in this loop.
+            batch = await asyncio.to_thread(shape_batch, body.job_id, attempt, items, job)
+        with clock.phase("score"):
+            batch = await asyncio.to_thread(score_batch, batch, family, context)
+        await self._queue.advance(body.job_id, job_pb2.JOB_STATE_SCORED)
+        with clock.phase("prepare"):
+            state = job.state(self._model.families)
+            prepared = await asyncio.to_thread(prepare_batch, batch, family, state, context)
         # Whoever watches sees so far what the steps will be taken on.
         metrics = {**prepared.metrics, **clock.metrics()}
         await self._queue.advance(body.job_id, job_pb2.JOB_STATE_PREPARED, metrics=metrics)

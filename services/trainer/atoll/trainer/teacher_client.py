@@ -12,7 +12,7 @@ from atoll.common.errors import InternalError, Unavailable
 from atoll.common.tensors import TensorReader
 from atoll.common.token_map import TokenMap
 from atoll.families.driver import ScoreRequest, TeacherScorer, TeacherScores
-from atoll.families.refusals import batch_refused
+from atoll.families.refusals import sample_refused
 from atoll.families.rows import Float32, Int32
 from atoll.trainer.calls import answer_of, failure_of
 from atoll.trainer.phases import PhaseClock
@@ -123,9 +123,13 @@ async def scores_of(
         if piece.WhichOneof("piece") == "header" and reader.complete:
             header = piece.header
             if header.HasField("error"):
-                message = f"sample {header.id}: the teacher cannot score it: {header.error.message}"
                 if not header.error.retryable:
-                    raise batch_refused(message, field="tokens")
+                    # A family that asks several times for a sample adds to its id after a slash.
+                    sample, _, part = header.id.partition("/")
+                    what = f"its {part}" if part else "it"
+                    message = f"the teacher cannot score {what}: {header.error.message}"
+                    raise sample_refused(sample, message, field="tokens")
+                message = f"sample {header.id}: the teacher cannot score it: {header.error.message}"
                 yield header.id, Unavailable(message, reason=header.error.reason)
                 continue
             sample_id, reader = header.id, TensorReader(header.tensors)
