@@ -8,7 +8,8 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    place = "strpos" if op.get_bind().dialect.name == "postgresql" else "instr"
+    is_postgresql = op.get_bind().dialect.name == "postgresql"
+    place = "strpos" if is_postgresql else "instr"
     for table in ("sample_claims", "batches"):
         op.add_column(table, sa.Column("code", sa.String(63), nullable=False, server_default=""))
         # A reason has always begun with its code.
@@ -20,3 +21,6 @@ def upgrade() -> None:
     op.execute("UPDATE report_receipts SET trajectory = ordinal")
     op.add_column("samples", sa.Column("conversation", sa.String(64), nullable=True))
     op.create_index("samples_conversation", "samples", ["scenario", "conversation"])
+    if is_postgresql:
+        # From here on JSON, which can hold every character (tables.SampledText).
+        op.execute("UPDATE samples SET text = to_json(text)::text")
