@@ -127,11 +127,14 @@ async def test_a_batch_that_kills_the_whole_trainer_three_times_fails_and_the_ne
     assert (await until(stub, "job-1")).version == 1
 
 
-async def test_a_disk_that_fills_while_the_version_is_written_keeps_the_weights_and_the_job_waits(here: World) -> None:
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_disk_that_fills_while_the_version_is_written_keeps_the_weights_and_the_job_waits(
+    here: World, full: int
+) -> None:
     stub = await here.start()
 
     def full() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(full, "No space left")
 
     here.backend.before["stage"] = [full, full]
     await stub.SubmitJob(here.job("job-0", pair("a")))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from atoll.common.errors import BadConfiguration
 from atoll.trainer.predecessor import holder_ids
 
 HOLD = (
@@ -56,3 +57,12 @@ def test_a_file_that_a_crash_left_half_written_names_nobody(tmp_path: Path, left
     (tmp_path / "lease-holder-chat").write_text(left)
     with holder_ids(tmp_path, "chat") as (_, before):
         assert before == ""
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "lease-holder-chat").mkdir()
+    with (
+        pytest.raises(BadConfiguration, match="ATOLL_TRAINER_RUN_DIR: .*lease-holder-chat"),
+        holder_ids(tmp_path, "chat"),
+    ):
+        pass

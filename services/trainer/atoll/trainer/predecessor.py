@@ -8,15 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.common.errors import InvalidInput
+from atoll.common.errors import BadConfiguration, InvalidInput
 from atoll.common.names import check_id, new_id
 
 
 @contextmanager
 def holder_ids(run_dir: Path, scenario: str) -> Iterator[tuple[str, str]]:
-    """This process's holder id, and that of a predecessor that is dead ("" when there is none or it may live)."""
+    """This process's holder id, and that of a predecessor that is dead ("" when there is none or it may live).
+
+    Raises BadConfiguration for a directory that cannot be written.
+    """
     mine = new_id()
-    with (run_dir / f"lease-holder-{scenario}").open("a+") as file:
+    try:
+        opened = (run_dir / f"lease-holder-{scenario}").open("a+")
+    except OSError as error:
+        raise BadConfiguration(f"ATOLL_TRAINER_RUN_DIR: {error}", field="ATOLL_TRAINER_RUN_DIR") from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

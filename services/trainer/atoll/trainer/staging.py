@@ -145,7 +145,7 @@ class Stager:
                 driver_state,
             )
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"no room left while writing {next(iter(places.values())).parent}") from error
             raise
 
