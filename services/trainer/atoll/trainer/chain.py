@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -61,6 +62,8 @@ class ChainVersion:
     """The version that a rollback or a recovery brought back."""
     durable: bool = True
     """Whether training can go on from it in a fresh memory; a live version lives in the memory that made it."""
+    committed_at: datetime | None = None
+    """By the registry's clock."""
 
     @classmethod
     def from_message(cls, message: version_pb2.Version) -> "ChainVersion":
@@ -78,6 +81,7 @@ class ChainVersion:
             operation=message.operation,
             restores=message.restores if message.HasField("restores") else None,
             durable=message.durable,
+            committed_at=message.create_time.ToDatetime(UTC) if message.HasField("create_time") else None,
         )
 
 

@@ -128,6 +128,7 @@ class Publisher:
         failures = 0
         while True:
             try:
+                self._watch.note_lease(self._held())
                 self._refuse_unless_held()
                 head = await self._reconcile(engine, seen)
             except NotHeld:

@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import structlog
 from atoll.trainer.chain import ChainVersion
@@ -20,7 +21,9 @@ def automatic_rollback_id(scenario: str, number: int) -> str:
 class HeadWatch:
     """Belongs to one event loop. A head is refused when engines said no to its bytes and none took them in time.
 
-    Engines that do not answer never make one refused, and what an automatic rollback brought back never is.
+    Engines that do not answer never make one refused, and what an automatic rollback brought back never is. Nor is a
+    head that stood for longer than that before this trainer could act: whether engines served it is not known any more,
+    and going back from one that they did would throw its training away.
     """
 
     def __init__(
@@ -29,26 +32,38 @@ class HeadWatch:
         timeout_s: float,
         on_refused_head: OnRefusedHead,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`timeout_s`, counted from when the head was first seen; 0 watches nothing."""
+        """`timeout_s`, counted from when the head was first seen; 0 watches nothing. `now`: the clock of commits."""
         self._scenario = scenario
         self._timeout_s = timeout_s
         self._on_refused_head = on_refused_head
         self._clock = clock
+        self._now = now
+        self._acts_since: datetime | None = None
         self._head: ChainVersion | None = None
         self._since = 0.0
         self._refused = False
         self._done = False
-        """It was loaded or asked for."""
+        """It was loaded or asked for, or is too old to be in doubt."""
+
+    def note_lease(self, held: bool) -> None:
+        """Call with every look: whether this trainer may act."""
+        if not held:
+            self._acts_since = None
+        elif self._acts_since is None:
+            self._acts_since = self._now()
 
     def see(self, head: ChainVersion) -> None:
         """Call with every head before engines are driven to it."""
         if self._head is None or head.number > self._head.number:
             self._head, self._since = head, self._clock()
-            self._refused = self._done = False
+            self._refused, self._done = False, self._is_old(head)
 
     def note_refused(self, head: ChainVersion) -> None:
         """An engine answered that it does not take the head's bytes."""
+        if self._is_current(head) and not self._refused and self._is_old(head):
+            log.warning("an engine refuses a head that may have been served long since", version=head.number)
         self._refused = self._refused or self._is_current(head)
 
     def note_loaded(self, head: ChainVersion) -> None:
@@ -72,6 +87,11 @@ class HeadWatch:
         except Exception as error:
             self._done = False
             log.error("the way back could not be asked for, trying again", version=head.number, error=str(error))
+
+    def _is_old(self, head: ChainVersion) -> bool:
+        if head.committed_at is None or self._acts_since is None:
+            return False
+        return head.committed_at + timedelta(seconds=self._timeout_s) < self._acts_since
 
     def _is_automatic_rollback(self, head: ChainVersion) -> bool:
         # The head that caused it need not be its parent: jobs that were queued before it commit first.
