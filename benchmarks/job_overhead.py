@@ -23,11 +23,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import aiohttp
 from atoll.common import torchvision_shim
 from atoll.engine.models.tiny import make_tiny
 
-from tests.chaos.databases import read_registry, version_metrics
-from tests.chaos.deployment import GROUPS, SCENARIO, Shape
+from tests.chaos.databases import read_registry
+from tests.chaos.deployment import GROUPS, SCENARIO, TOKEN, Shape
 from tests.chaos.stage import Stage, stage
 
 STAGING = ("export", "hash", "seal")
@@ -67,14 +68,22 @@ def plain_import() -> float:
     return time.perf_counter() - started
 
 
-async def trained(here: Stage, name: str) -> tuple[Mapping[str, float], float]:
-    """One job: the metrics of its version, and the seconds from its commit until the engine served it."""
+async def trained(here: Stage, name: str) -> Mapping[str, float]:
+    """One job: what it tells of itself once an engine serves its version."""
     head = here.observer.head
     await here.feed(name)
     await here.until_head(head + 1)
-    committed = read_registry(here.deployment.registry_database, SCENARIO).versions[-1].created_at
     await here.until_served()
-    return version_metrics(here.deployment.registry_database, SCENARIO, head + 1), time.time() - committed
+    job_id = read_registry(here.deployment.registry_database, SCENARIO).versions[-1].job_id
+    url = f"{here.deployment.gateway_url}/atoll/scenarios/{SCENARIO}/jobs/{job_id}"
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {TOKEN}"}) as session:
+        while True:
+            async with session.get(url) as answer:
+                job = await answer.json()
+            if job["state"] == "served":
+                metrics: Mapping[str, float] = job["metrics"]
+                return metrics
+            await asyncio.sleep(0.05)
 
 
 async def restarted(here: Stage, name: str) -> tuple[float, float]:
@@ -105,7 +114,7 @@ async def measure(directory: Path, jobs: int, fake_engine: bool) -> None:
         imports = [plain_import() for _ in range(RESTARTS)]
     step = median_phase(rows, ("train",))
     staged, commit = median_phase(rows, STAGING), median_phase(rows, ("commit",))
-    publish, copy = statistics.median(seconds for _, seconds in rows), statistics.median(copies)
+    publish, copy = median_phase(rows, ("publish",)), statistics.median(copies)
     up, back = (statistics.median(times) for times in zip(*returns, strict=True))
     imported = statistics.median(imports)
     kind = "fake engine" if fake_engine else "SGLang"
@@ -122,9 +131,9 @@ async def measure(directory: Path, jobs: int, fake_engine: bool) -> None:
     )
 
 
-def median_phase(rows: Sequence[tuple[Mapping[str, float], float]], phases: Sequence[str]) -> float:
+def median_phase(rows: Sequence[Mapping[str, float]], phases: Sequence[str]) -> float:
     """Median over the jobs of the sum of some phases."""
-    return statistics.median(sum(metrics[f"perf/{phase}_seconds"] for phase in phases) for metrics, _ in rows)
+    return statistics.median(sum(metrics[f"perf/{phase}_seconds"] for phase in phases) for metrics in rows)
 
 
 def main() -> None:

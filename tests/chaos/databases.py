@@ -245,12 +245,3 @@ def head_number(path: Path, scenario: str) -> int:
     with _reading(path) as connection:
         row = connection.execute("SELECT head FROM scenarios WHERE scenario_id = ?", (scenario,)).fetchone()
     return int(row[0])
-
-
-@asked_again
-def version_metrics(path: Path, scenario: str, number: int) -> Mapping[str, float]:
-    """The metrics that a version was committed with."""
-    with _reading(path) as connection:
-        query = "SELECT metrics FROM versions WHERE scenario_id = ? AND number = ?"
-        metrics: Mapping[str, float] = json.loads(_rows(connection, query, scenario, number)[0]["metrics"])
-    return metrics
