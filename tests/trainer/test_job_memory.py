@@ -127,14 +127,14 @@ async def test_a_batch_that_kills_the_whole_trainer_three_times_fails_and_the_ne
     assert (await until(stub, "job-1")).version == 1
 
 
-@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 async def test_a_disk_that_fills_while_the_version_is_written_keeps_the_weights_and_the_job_waits(
-    here: World, full: int
+    here: World, code: int
 ) -> None:
     stub = await here.start()
 
     def full() -> None:
-        raise OSError(full, "No space left")
+        raise OSError(code, "No space left")
 
     here.backend.before["stage"] = [full, full]
     await stub.SubmitJob(here.job("job-0", pair("a")))

@@ -62,7 +62,7 @@ def test_a_file_that_a_crash_left_half_written_names_nobody(tmp_path: Path, left
 def test_a_run_directory_that_cannot_be_written_is_refused_by_its_setting(tmp_path: Path) -> None:
     (tmp_path / "lease-holder-chat").mkdir()
     with (
-        pytest.raises(BadConfiguration, match="ATOLL_TRAINER_RUN_DIR: .*lease-holder-chat"),
+        pytest.raises(BadConfiguration, match=r"ATOLL_TRAINER_RUN_DIR: .*lease-holder-chat"),
         holder_ids(tmp_path, "chat"),
     ):
         pass
