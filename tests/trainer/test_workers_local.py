@@ -8,7 +8,9 @@ import threading
 import time
 from pathlib import Path
 
-from atoll.trainer.workers.group import WorkerPlan
+import psutil
+import pytest
+from atoll.trainer.workers.group import WorkerLost, WorkerPlan
 from atoll.trainer.workers.local import LocalWorkerGroup
 
 from tests.trainer.worker_support import eventually, gone, opener
@@ -27,6 +29,28 @@ def test_workers_outlive_the_thread_that_launched_them(tmp_path: Path) -> None:
         assert groups[0].call("add", [(1,)], 30) == [8]
     finally:
         groups[0].close()
+
+
+def test_the_group_of_a_rank_that_died_is_killed_once_and_under_an_id_that_is_still_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed, killpg = [], os.killpg
+
+    def kill(group: int, number: int) -> None:
+        assert psutil.pid_exists(group), "waited for already: it may be another program's"
+        killed.append(group)
+        killpg(group, number)
+
+    with group_of(2, tmp_path) as group:
+        monkeypatch.setattr(os, "killpg", kill)
+        helpers = group.call("start_helper", [()] * 2, 30)
+        pids = group.pids()
+        with pytest.raises(WorkerLost, match="rank 0 was ended by signal SIGKILL"):
+            group.call("kill_self_on", [(0, "")] * 2, 60)
+        assert not group.alive()
+        assert killed == pids
+    assert killed == pids
+    assert eventually(lambda: all(gone(pid) for pid in helpers if isinstance(pid, int)))
 
 
 _LAUNCHER = """

@@ -84,6 +84,27 @@ def test_a_private_ray_that_others_could_reach_is_refused() -> None:
         refuse_listening_to_others("10.0.0.7")
 
 
+_GROUP_OVER_A_HELD_STORE = """
+import socket, psutil, torch.distributed as dist
+from atoll.trainer.workers.ray_actor import hold_store
+store = hold_store("127.0.0.1")
+listening = {(c.laddr.ip, c.laddr.port) for c in psutil.Process().net_connections() if c.status == "LISTEN"}
+assert listening == {("127.0.0.1", store.port)}, listening
+with socket.socket() as other:
+    try:
+        other.bind(("127.0.0.1", store.port))
+    except OSError as error:
+        print(error.strerror)
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{store.port}", rank=0, world_size=1)
+dist.destroy_process_group()
+"""
+
+
+def test_the_port_of_the_rendezvous_is_taken_from_when_it_is_told_until_the_ranks_meet_there() -> None:
+    done = subprocess.run([sys.executable, "-c", _GROUP_OVER_A_HELD_STORE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "Address already in use\n"), done.stderr
+
+
 def test_a_private_ray_goes_with_its_group_and_the_kill_of_a_rank_is_reported(tmp_path: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     group = launcher_of(settings_of(tmp_path, workers="ray"))(plan_of(2, tmp_path))

@@ -29,6 +29,7 @@ class LocalWorkerGroup:
     def __init__(self, plan: WorkerPlan) -> None:
         self._ranks = Ranks.prepare(plan)
         self._lock = threading.Lock()
+        self._killing = threading.Lock()
         self._released = threading.Event()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
@@ -52,7 +53,7 @@ class LocalWorkerGroup:
 
     def alive(self) -> bool:
         """True while every rank's process runs."""
-        return all(process.poll() is None for process in self._processes)
+        return all(_end_of(process) is None for process in self._processes)
 
     def pids(self) -> list[int]:
         """Process ids in rank order."""
@@ -60,13 +61,13 @@ class LocalWorkerGroup:
 
     def kill(self) -> None:
         """Kill every rank with its process group."""
-        for process in self._processes:
-            try:
+        # Processes are waited for here alone, after the kill: the id of one that was may be another program's.
+        with self._killing:
+            left = [process for process in self._processes if process.returncode is None]
+            for process in left:
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        for process in self._processes:
-            process.wait()
+            for process in left:
+                process.wait()
 
     def close(self) -> None:
         """Kill what still runs, close the sockets, remove the scratch directory."""
@@ -158,12 +159,25 @@ class LocalWorkerGroup:
             except (EOFError, OSError):
                 lost[rank] = self._how_it_ended(rank)
         for rank in pending:  # a helper of the rank may hold its socket open: ask the process as well
-            if rank not in answers and self._processes[rank].poll() is not None:
+            if rank not in answers and _end_of(self._processes[rank]) is not None:
                 lost.setdefault(rank, self._how_it_ended(rank))
 
     def _how_it_ended(self, rank: int) -> str:
-        try:
-            code = self._processes[rank].wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
+        deadline = time.monotonic() + 5
+        while (code := _end_of(self._processes[rank])) is None:
+            if time.monotonic() > deadline:
+                return "closed its connection"
+            time.sleep(0.01)
         return f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Its exit status, or the signal that ended it as a negative number; None while it runs. Does not wait for it, so
+    that its id stays its own."""
+    try:
+        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return process.wait()
+    if end is None:
+        return None
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status

@@ -8,10 +8,14 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 from atoll.trainer.workers import process
 from atoll.trainer.workers.host import WorkerHost
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,8 @@ class RankActor:
 
     def rendezvous(self) -> str:
         """A torch.distributed init method that has this rank, which must be the first, hold the store."""
-        address = ray.util.get_node_ip_address()
-        with socket.socket() as free:
-            free.bind((address, 0))
-            return f"tcp://{address}:{free.getsockname()[1]}"
+        self._store = hold_store(ray.util.get_node_ip_address())
+        return f"tcp://{self._store.host}:{self._store.port}"
 
     def answer(self, message: bytes) -> bytes:
         """A pickled `Start` or `Call` in, a pickled `Answer` out."""
@@ -62,3 +64,19 @@ class RankActor:
 
     def ping(self) -> None:
         """Does nothing: fails where the process is gone."""
+
+
+def hold_store(address: str) -> TCPStore:
+    """A store at a free port of an address, and of no other.
+
+    `init_process_group` of the same process shares it: no other process can take the port before that.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    with socket.socket() as taken:
+        taken.bind((address, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        return TCPStore(
+            address, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=taken.detach()
+        )
