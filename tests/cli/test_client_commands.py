@@ -185,3 +185,25 @@ def test_metadata_that_is_no_pair_is_refused(pairs: list[str]) -> None:
 
 def test_a_value_of_metadata_is_json_where_it_can_be() -> None:
     assert metadata_of(["a=1", "b=x=y", "c=[1, 2]", "d="]) == {"a": 1, "b": "x=y", "c": [1, 2], "d": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("job", ""), "job_id is ''"),
+        (("job", "../../x"), "job_id is '../../x'"),
+        (("job", "a?b", "--watch"), "job_id is 'a?b'"),
+        (("rollback", "", "0"), "scenario is ''"),
+        (("jobs", "--scenario", "a/b"), "scenario is 'a/b'"),
+        (("jobs", "--gateway", "127.0.0.1:8100"), "gateway is '127.0.0.1:8100', expected its URL"),
+        (("jobs", "--gateway", ""), "gateway is '', expected its URL"),
+        (("versions", "--registry", "http://127.0.0.1:7410"), "expected host:port"),
+    ],
+)
+async def test_an_id_or_address_that_is_none_is_one_line_and_no_list_or_trace(
+    gateway: ScriptedGateway, words: tuple[str, ...], told: str
+) -> None:
+    gateway.answers["GET /atoll/scenarios/math/jobs/"] = [(200, {"jobs": []})]
+    ended = await run(*words)
+    assert (ended.exit_code, told in ended.stderr, ended.stderr.count("\n")) == (1, True, 1)
+    assert {path for path, _, _ in gateway.asked} <= {"GET /v1/models"}

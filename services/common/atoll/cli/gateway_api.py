@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote
 
 import aiohttp
-from atoll.common.errors import AtollError, InternalError, InvalidInput, Unavailable
+from atoll.common.errors import AtollError, BadConfiguration, InternalError, InvalidInput, Unavailable
+from atoll.common.names import check_id
 
 CALL_SECONDS = 15.0
 
@@ -17,7 +17,9 @@ class GatewayApi:
     """Example: await GatewayApi("http://127.0.0.1:8100", token).get("/atoll/status")"""
 
     def __init__(self, gateway: str, token: str | None) -> None:
-        """gateway: base URL."""
+        """gateway: base URL. Raises BadConfiguration for what is none."""
+        if not gateway.startswith(("http://", "https://")):
+            raise BadConfiguration(f"gateway is {gateway!r}, expected its URL, e.g. http://127.0.0.1:8100")
         self._base = gateway.rstrip("/")
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
@@ -75,8 +77,13 @@ class GatewayApi:
 
 
 def scenario_path(scenario: str, *parts: str) -> str:
-    """Example: scenario_path("math", "jobs") is "/atoll/scenarios/math/jobs"."""
-    return "/".join(["/atoll/scenarios", *(quote(part, safe="") for part in (scenario, *parts))])
+    """Example: scenario_path("math", "jobs") is "/atoll/scenarios/math/jobs". Raises InvalidInput."""
+    return "/".join(["/atoll/scenarios", check_id(scenario, "scenario"), *parts])
+
+
+def job_path(scenario: str, job_id: str) -> str:
+    """Where one job is. Raises InvalidInput: an empty id would name the list of all."""
+    return scenario_path(scenario, "jobs", check_id(job_id, "job_id"))
 
 
 def objects_in(value: Json) -> list[Object]:

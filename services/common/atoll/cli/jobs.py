@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from atoll.cli.gateway_api import GatewayApi, Json, Object, scenario_path
+from atoll.cli.gateway_api import GatewayApi, Json, Object, job_path, scenario_path
 from atoll.common.errors import Unavailable
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -23,7 +23,7 @@ async def read_jobs(api: GatewayApi, scenario: str | None, limit: int) -> list[O
 
 
 async def read_job(api: GatewayApi, scenario: str | None, job_id: str) -> Object:
-    return await api.get(scenario_path(await api.scenario(scenario), "jobs", job_id))
+    return await api.get(job_path(await api.scenario(scenario), job_id))
 
 
 async def submit_rollback(api: GatewayApi, scenario: str, version: int, request_id: str) -> Object:
@@ -80,7 +80,7 @@ async def watch_job(api: GatewayApi, scenario: str | None, job_id: str, console:
     """Shows a bar over the phases until the job has ended, and returns it. A gateway that is away is waited for, once
     the job has been seen."""
     name = await api.scenario(scenario)
-    path = scenario_path(name, "jobs", job_id)
+    path = job_path(name, job_id)
     job = await api.get(path)
     with _bar(console) as progress:
         shown = progress.add_task("", total=len(PHASES), why="")

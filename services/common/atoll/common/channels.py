@@ -76,7 +76,7 @@ def open_channel(address: str, token: str | None = None, *, retries: bool = True
     retries: False for a caller that has somebody else to ask.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or host.startswith(("http://", "https://")):
         raise BadConfiguration(f"address is {address!r}, expected host:port")
     options = [
         ("grpc.service_config", service_config()),
