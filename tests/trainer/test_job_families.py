@@ -254,6 +254,19 @@ async def test_a_family_that_the_workers_cannot_run_ends_its_job_and_no_other(he
     assert len(here.backend.loads) == 1
 
 
+async def test_a_family_that_kills_the_workers_when_they_resolve_it_fails_after_as_many_times_as_a_step_would(
+    here: World,
+) -> None:
+    stub = await here.start()
+    here.backend.before["check_family"] = [here.backend.crash] * 1_000
+    await stub.SubmitJob(job_of(here, 0, "sft", batch_size=2))
+    job = await until(stub, "job-0")
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_FAILED, errors_pb2.REASON_TRAINING_CRASHED)
+    assert "crashed in 3 attempts" in job.message
+    await stub.SubmitJob(here.job("job-1", pair("b")))
+    assert (await until(stub, "job-1")).version == 1
+
+
 async def test_a_defect_while_a_job_is_prepared_is_blamed_on_no_sample(here: World) -> None:
     stub = await here.start()
     await stub.SubmitJob(job_of(here, 0, f"{HERE}:BrokenFamily"))

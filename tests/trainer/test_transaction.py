@@ -233,6 +233,13 @@ async def test_a_pull_that_breaks_is_repeated_from_the_start(here: World) -> Non
     assert here.samples.refusals == []
 
 
+async def test_a_token_that_is_wrong_for_a_while_costs_no_batch(here: World) -> None:
+    stub = await here.start()
+    here.samples.refusals = [AtollError("the token is another one", reason=errors_pb2.REASON_UNAUTHENTICATED)] * 2
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    assert (await until(stub, "job-0")).state == job_pb2.JOB_STATE_SERVED
+
+
 async def test_a_gateway_that_stops_while_rows_are_pulled_costs_no_job(here: World) -> None:
     stub = await here.start()
     here.samples.cuts = 2

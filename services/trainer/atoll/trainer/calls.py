@@ -4,11 +4,15 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import grpc
+from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, Unavailable
 from atoll.common.rpc_errors import from_rpc_error
 from grpc_status import rpc_status
 
 T = TypeVar("T")
+
+NOT_LET_IN = frozenset({errors_pb2.REASON_UNAUTHENTICATED, errors_pb2.REASON_PERMISSION_DENIED})
+"""Reasons that are nobody's batch's fault: a token is wrong on one side, until somebody sets it right."""
 
 _OF_TRANSPORT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 

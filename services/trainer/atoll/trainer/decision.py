@@ -70,6 +70,8 @@ class Memory:
     """Known to end without a version."""
     no_room: bool = False
     """The store was found full."""
+    lost_early: int = 0
+    """How often the job killed the workers before its steps were begun, which no record counts."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def decide(known: Situation) -> Action:
         return Action.COMMIT
     if memory.trained_from is not None:
         return Action.STAGE if memory.trained_from == known.head.number else Action.DISCARD
-    if crashes(record, memory.begun) >= known.max_attempts:
+    if crashes(record, memory.begun) + memory.lost_early >= known.max_attempts:
         return Action.FAIL
     return Action.TRAIN if memory.loaded == known.head.number else to_hold(known.head)
 

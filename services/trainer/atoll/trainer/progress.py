@@ -42,6 +42,8 @@ class Progress:
     """Known once its training begins."""
     begun: int = 0
     """The attempt whose steps this memory takes or took; 0 for none."""
+    lost_early: int = 0
+    """How often the workers died under it before its steps were begun."""
     restages: int = 0
     trained_from: int | None = None
     unmoved_model: str = ""
@@ -73,6 +75,7 @@ class Progress:
             staged_is_gone=self.staged_is_gone,
             ends=self.ending is not None,
             no_room=bool(self.no_room),
+            lost_early=self.lost_early,
         )
 
     def forget_training(self) -> None:
@@ -83,6 +86,7 @@ class Progress:
     def lose_memory(self) -> None:
         """The workers are gone, and with them the attempt."""
         self.forget_training()
+        self.lost_early += not self.begun
         self.begun = 0
 
 

@@ -17,6 +17,7 @@ from atoll.api.trainer.v1 import job_pb2
 from atoll.common.errors import AtollError, InternalError
 from atoll.common.failpoints import reached
 from atoll.trainer.backend import BackendCrashed, StepRefused, TrainingBackend
+from atoll.trainer.calls import NOT_LET_IN
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.commits import Committer
 from atoll.trainer.decision import Action, Situation, crashes, decide, to_hold
@@ -136,6 +137,9 @@ class JobRunner:
         elif progress.ending is not None:
             log.error("the job cannot be ended, trying again", error=error.message)
             await asyncio.sleep(self._patience.max_s)
+        elif error.reason in NOT_LET_IN:
+            log.error("a service does not let this trainer in, trying again", error=error.message)
+            await asyncio.sleep(self._patience.max_s)
         elif error.reason == errors_pb2.REASON_STORAGE_FULL:
             progress.no_room = error.message
         elif isinstance(error, InternalError):
@@ -160,8 +164,8 @@ class JobRunner:
                 assert progress.ending is not None
                 await self._registry.put_end(look, progress.ending)
             case Action.FAIL:
-                message = f"it crashed in {crashes(look.record, progress.begun)} attempts; the workers' logs tell why"
-                raise JobEnded(FAILED, errors_pb2.REASON_TRAINING_CRASHED, message)
+                message = f"it crashed in {crashes(look.record, progress.begun) + progress.lost_early} attempts"
+                raise JobEnded(FAILED, errors_pb2.REASON_TRAINING_CRASHED, f"{message}; the workers' logs tell why")
             case Action.DEFER:
                 await self._defer(progress, look)
             case Action.DISCARD:
