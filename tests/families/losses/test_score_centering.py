@@ -58,7 +58,7 @@ def dense_term(form: str, dtype: torch.dtype, mutant: Mutant | None = None) -> t
 
 
 def assert_equal(got: Answer, gradient: Tensor, want: tuple[float, Tensor], dtype: torch.dtype) -> None:
-    assert got.values.item() == pytest.approx(want[0], rel=2e-5)
+    assert got.values.item() == pytest.approx(want[0], rel=1e-5)
     scale = float(want[1].abs().max())
     # Coefficients are differences of probabilities: float32 holds them to 1e-5 of the largest gradient entry.
     tolerance = (2.0**-8 if dtype is torch.bfloat16 else 1e-5) * scale

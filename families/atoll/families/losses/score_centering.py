@@ -56,11 +56,12 @@ class ScoreCentering:
             raise ValueError(f"score centering needs the columns {HEAD_IDS} and {HEAD_LOG_PROBS} in the batch")
         ids = self._head(batch.columns[HEAD_IDS]).long().masked_fill(~batch.mask[:, None], 0)
         recorded = self._head(batch.columns[HEAD_LOG_PROBS])
-        log_q = reduce.neutral(recorded, _MASKED_LOG_PROB)
+        # In float64 from here on: coefficients and tails are differences of numbers that are nearly the same.
+        log_q = reduce.neutral(recorded, _MASKED_LOG_PROB).double()
         log_p = reduce.neutral(
             log_probs_at_top_ids(logits, ids, batch.temperatures, batch.shard, logit_rows=batch.logit_rows),
             _MASKED_LOG_PROB,
-        )
+        ).double()
         q, p = log_q.exp(), log_p.detach().exp()
         q_tail, p_tail = 1 - q.sum(-1), 1 - p.sum(-1)
         rho = q_tail.clamp(min=self.min_tail_mass) / p_tail.clamp(min=self.min_tail_mass)
