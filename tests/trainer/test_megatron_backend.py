@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atoll.trainer.backend import StepRefused
+from atoll.trainer.backend import BackendCrashed, StepRefused
 from atoll.trainer.megatron.architecture import UnsupportedModel
-from atoll.trainer.megatron.settings import MicroBatchLimit
+from atoll.trainer.megatron.backend import MegatronBackend
+from atoll.trainer.megatron.settings import MegatronSettings, MicroBatchLimit, ParallelLayout
+from atoll.trainer.workers.group import WorkerGroup, WorkerPlan
 
 from tests.trainer.megatron_oracle import Oracle, relative_error
 from tests.trainer.megatron_support import ModelKind, Pool, grpo_binding, grpo_steps, make_rows, with_advantage
@@ -157,3 +159,13 @@ def test_the_loss_goes_down(megatron_pool: Pool, tiny_model: TinyModel) -> None:
 def test_a_reference_model_of_another_architecture_is_refused(megatron_pool: Pool, tiny_model: TinyModel) -> None:
     with pytest.raises(UnsupportedModel, match="reference model"):
         megatron_pool.backend(1, 1).load(tiny_model(ModelKind("qwen3")), None, tiny_model(ModelKind("llama")))
+
+
+def test_workers_that_cannot_be_started_are_a_crash_with_its_reason(tmp_path: Path, tiny_model: TinyModel) -> None:
+    def launch(plan: WorkerPlan) -> WorkerGroup:
+        raise ConnectionError("no Ray at 10.0.0.1:6379")
+
+    backend = MegatronBackend(MegatronSettings(ParallelLayout()), launch, tmp_path)
+    with pytest.raises(BackendCrashed, match=r"was not started: .*no Ray at 10\.0\.0\.1:6379"):
+        backend.load(tiny_model(ModelKind("llama")), None, None)
+    assert not backend.healthy()

@@ -138,6 +138,16 @@ async def test_a_live_head_whose_trainer_died_is_recovered_with_its_weights_and_
     assert (await train(here, stub, "job-3", "1:3")).version == 5
 
 
+async def test_a_recovery_waits_until_the_registry_has_room_for_it(here: World) -> None:
+    every(here, 2)
+    await train(here, await here.start(), "job-0", "1:0")
+    await here.kill()
+    full = AtollError("no room", reason=errors_pb2.REASON_STORAGE_FULL)
+    here.registry.refusals["CommitVersion"] = [full] * 3
+    await here.start()
+    assert (await here.registry.versions())[-1].operation == version_pb2.OPERATION_RECOVERY
+
+
 async def test_a_live_head_whose_workers_died_is_recovered_within_the_job(here: World) -> None:
     every(here, 3)
     stub = await here.start()

@@ -71,7 +71,11 @@ class HeadLoader:
                     continue
                 if error.reason == errors_pb2.REASON_NOT_RESTORABLE:
                     raise BadConfiguration(error.message) from error
-                raise
+                if error.reason != errors_pb2.REASON_STORAGE_FULL:
+                    raise
+                log.error("the registry has no room for a recovery, trying again", error=error.message)
+                await asyncio.sleep(self._patience.max_s)
+                continue
             await self._on_trainable(True)
             return
 

@@ -215,6 +215,8 @@ class MegatronBackend:
             raise BackendCrashed(lost.rank, lost.reason, lost.log_tail) from lost
         except WriteFailed as failure:
             raise BackendCrashed(0, f"could not write {failure.path}: {failure.message}", "") from failure
+        except Exception as failure:  # Ray that is away, a process too many: no fault of the job that needs workers
+            raise BackendCrashed(0, f"was not started: {failure!r}", "") from failure
         _log.info("trainer workers started", ranks=plan.size, layout=str(self._settings.layout))
 
     def _plan(self, lengths: Sequence[int]) -> RowPlan:
