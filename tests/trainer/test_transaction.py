@@ -1,6 +1,7 @@
 """Whole jobs through a booted trainer, with every service around it faked and failing on demand."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -223,6 +224,18 @@ async def test_a_crash_while_the_version_is_written_is_another_attempt(here: Wor
     assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, 2)
     assert here.backend.trained_jobs == 2
     assert list((here.registry.store / "staging").iterdir()) == []
+
+
+async def test_a_store_that_fails_while_the_version_is_written_costs_an_attempt_and_not_the_batch(here: World) -> None:
+    stub = await here.start()
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    here.backend.before["stage"] = [fail]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    job = await until(stub, "job-0")
+    assert (job.state, job.attempt, here.backend.trained_jobs) == (job_pb2.JOB_STATE_SERVED, 2, 2)
 
 
 async def test_a_pull_that_breaks_is_repeated_from_the_start(here: World) -> None:

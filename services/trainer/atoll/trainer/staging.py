@@ -16,7 +16,7 @@ from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import artifact_pb2, artifact_service_pb2, artifact_service_pb2_grpc
 from atoll.common.errors import AtollError
 from atoll.common.failpoints import reached
-from atoll.trainer.backend import TrainingBackend
+from atoll.trainer.backend import BackendCrashed, TrainingBackend
 from atoll.trainer.calls import answer_of
 from atoll.trainer.chain import CALL_SECONDS, ChainVersion
 from atoll.trainer.phases import PhaseClock
@@ -136,9 +136,9 @@ class Stager:
     def _write(self, areas: Mapping[Kind, _Area], driver_state: bytes) -> None:
         # The registry hands out empty directories; the backend makes its own.
         places = {kind: area.location for kind, area in areas.items()}
-        for place in places.values():
-            place.rmdir()
         try:
+            for place in places.values():
+                place.rmdir()
             self._backend.stage(
                 places.get(artifact_pb2.ARTIFACT_KIND_MODEL),
                 places.get(artifact_pb2.ARTIFACT_KIND_CHECKPOINT),
@@ -147,7 +147,8 @@ class Stager:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"no room left while writing {next(iter(places.values())).parent}") from error
-            raise
+            # A store that fails for a while is no defect: the attempt is lost as in a crash, and counted like one.
+            raise BackendCrashed(0, f"could not write the version: {error}", "") from error
 
     async def _open(self, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> _Area:
         request = artifact_service_pb2.StageArtifactRequest(
