@@ -6,7 +6,8 @@ A deployment in processes of its own (registry, gateway, trainer with one rank, 
 million parameters from chats and reports. Prints medians, each beside the baseline that it is a ratio of:
 
     step       optimizer step of the workers, pull and preparation not counted            1
-    stage      export of weights and checkpoint, hashes, seal                             of the step
+    stage      export of weights and checkpoint, hashes, seal                             of the step, and of a copy of
+                                                                                          the same files to the disk
     commit     CommitVersion as the trainer sees it                                       of the step
     publish    from the commit until the engine answers with the version                  of a plain copy of the weights
     restart    from a SIGKILL of the trainer to the commit of a job that waits for it     of a process that only imports
@@ -14,6 +15,7 @@ million parameters from chats and reports. Prints medians, each beside the basel
 
 import argparse
 import asyncio
+import os
 import shutil
 import statistics
 import subprocess
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import aiohttp
@@ -51,10 +54,16 @@ def make_model(directory: Path) -> Path:
     return directory
 
 
-def plain_copy(source: Path, scratch: Path) -> float:
-    """Seconds to copy a directory of weights once."""
+def plain_copy(sources: Sequence[Path], scratch: Path, *, synced: bool) -> float:
+    """Seconds to copy directories once. synced: until the copies are on the disk."""
     started = time.perf_counter()
-    shutil.copytree(source, scratch)
+    for number, source in enumerate(sources):
+        shutil.copytree(source, scratch / str(number))
+    if synced:
+        for path in scratch.rglob("*"):
+            with path.open("rb") if path.is_file() else nullcontext() as file:
+                if file is not None:
+                    os.fsync(file)
     took = time.perf_counter() - started
     shutil.rmtree(scratch)
     return took
@@ -106,25 +115,31 @@ async def measure(directory: Path, jobs: int, fake_engine: bool) -> None:
     async with stage(directory / "run", make_model(directory / "model"), shape) as here:
         await trained(here, "warm-up")
         rows = [await trained(here, f"job-{n}") for n in range(jobs)]
-        digest = here.observer.read()[1].versions[-1].model_digest
-        weights = here.deployment.store / "artifacts" / digest / "files"
+        version = here.observer.read()[1].versions[-1]
+        artifacts = here.deployment.store / "artifacts"
+        weights, checkpoint = (artifacts / str(d) / "files" for d in (version.model_digest, version.checkpoint_digest))
         size = sum(path.stat().st_size for path in weights.rglob("*") if path.is_file())
-        copies = [plain_copy(weights, directory / "copy") for _ in rows]
+        copies = [plain_copy([weights], directory / "copy", synced=False) for _ in rows]
+        synced = [plain_copy([weights, checkpoint], directory / "copy", synced=True) for _ in rows]
         returns = [await restarted(here, f"restart-{n}") for n in range(RESTARTS)]
         imports = [plain_import() for _ in range(RESTARTS)]
     step = median_phase(rows, ("train",))
     staged, commit = median_phase(rows, STAGING), median_phase(rows, ("commit",))
     publish, copy = median_phase(rows, ("publish",)), statistics.median(copies)
-    up, back = (statistics.median(times) for times in zip(*returns, strict=True))
+    durable = statistics.median(synced)
+    answers, back = (statistics.median(times) for times in zip(*returns, strict=True))
     imported = statistics.median(imports)
     kind = "fake engine" if fake_engine else "SGLang"
     print(f"{jobs} jobs of {GROUPS} groups, weights of {size / 2**20:.0f} MiB, {kind}")
     print(f"step     {step:8.3f} s")
-    print(f"stage    {staged:8.3f} s   {staged / step:6.2f} of the step")
+    print(f"stage    {staged:8.3f} s   {staged / step:6.2f} of the step, {staged / durable:.2f} of a synced copy")
     print(f"commit   {commit:8.3f} s   {commit / step:6.2f} of the step")
     print(f"publish  {publish:8.3f} s   {publish / copy:6.2f} of a plain copy ({copy:.3f} s)")
-    print(f"up       {up:8.3f} s   {up / imported:6.2f} of a process that only imports ({imported:.2f} s)")
-    print(f"restart  {back:8.3f} s   {back / imported:6.2f} of it, with a lease of {LEASE_TTL_S:g} s to wait for")
+    print(f"answers  {answers:8.3f} s   after a SIGKILL; it stands by until its predecessor's lease lapses")
+    print(
+        f"restart  {back:8.3f} s   {back / imported:6.2f} of a process that only imports ({imported:.2f} s), with a"
+        f" lease of {LEASE_TTL_S:g} s to wait for"
+    )
     print(
         f"job_overhead: stage_and_commit={(staged + commit) / step:.2f} publish={publish / copy:.2f}"
         f" restart={back / imported:.2f}"
