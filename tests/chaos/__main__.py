@@ -36,7 +36,7 @@ def main() -> int:
     real = Shape(real_engine=True, keep_checkpoints=40, trainer_settings=settings)
     plans = {
         "fake": Plan(arguments.kills, arguments.seed, fake),
-        "real": Plan(arguments.real_kills, arguments.seed, real, pause_s=8.0),
+        "real": Plan(arguments.real_kills, arguments.seed, real, pause_s=8.0, patience_s=300.0),
     }
     found, kills = Findings(), 0
     for name, plan in plans.items():

@@ -18,9 +18,6 @@ from tests.chaos.observer import Observer
 CLIENTS = 2
 MAX_OPEN_BATCHES = 2
 """Clients pause at so many: what is sampled far ahead of the trainer can only be dropped."""
-PROGRESS_SECONDS = 120.0
-"""Without a fault, the next version comes within this."""
-QUIET_SECONDS = 120.0
 LEASE_TTL_S = 3.0
 EVERY_KIND = {"registry": 3.0, "gateway": 4.0, "engine": 3.0, "trainer": 4.0, "worker": 4.0}
 
@@ -40,6 +37,8 @@ class Plan:
     stop_every_kills: int = 20
     """A trainer is stopped beyond its lease and continued."""
     rollback_every_kills: int = 40
+    patience_s: float = 120.0
+    """Without a fault, the next version comes within this, and everything that is open ends."""
     lease_ttl_s: float = LEASE_TTL_S
 
 
@@ -153,8 +152,10 @@ class ChaosRun:
             if since_commit >= plan.commit_every_kills:
                 await self._faults.all_back()
                 before = head
-                if not await self._observer.until(lambda: self._observer.head > before, PROGRESS_SECONDS):  # noqa: B023
-                    self._found.stuck.append(f"no version after {head} within {PROGRESS_SECONDS:g} s without a fault")
+                if not await self._observer.until(lambda: self._observer.head > before, self._plan.patience_s):  # noqa: B023
+                    self._found.stuck.append(
+                        f"no version after {head} within {self._plan.patience_s:g} s without a fault"
+                    )
                     break
         for ended in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(ended, BaseException):
@@ -182,12 +183,12 @@ class ChaosRun:
 
     async def _check_end(self) -> None:
         """Quiet, then one more batch: a loop that has come to rest must also still turn."""
-        self._found.add(await self._observer.until_quiet(QUIET_SECONDS))
+        self._found.add(await self._observer.until_quiet(self._plan.patience_s))
         head = self._observer.head
         await Client(self._deployment.gateway_url, self._ledger, self._plan.seed).feed(GROUPS, "last")
-        if not await self._observer.until(lambda: self._observer.head > head, PROGRESS_SECONDS):
+        if not await self._observer.until(lambda: self._observer.head > head, self._plan.patience_s):
             self._found.stuck.append(f"the last batch made no version after {head}")
-        self._found.add(await self._observer.until_quiet(QUIET_SECONDS))
+        self._found.add(await self._observer.until_quiet(self._plan.patience_s))
         gateway, registry = self._observer.read()
         if self._plan.shape.real_engine:
             from tests.chaos.log_probs import wrong_log_probs
