@@ -1,5 +1,6 @@
 """What the Megatron backend must agree with: transformers in float64, row by row, with autograd and torch's AdamW."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,9 @@ from atoll.families.rows import Row
 from atoll.families.steps import TrainStep
 
 from tests.trainer.megatron_support import CLIP, EPSILON, WEIGHT_DECAY
+
+Gradients = Mapping[str, torch.Tensor] | Mapping[str, npt.NDArray[np.float32]]
+"""By Hugging Face name."""
 
 
 class Oracle:
@@ -70,7 +74,14 @@ class Oracle:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
 
-def relative_error(found: npt.NDArray[np.float32], expected: torch.Tensor) -> float:
-    """The largest difference over the largest expected magnitude."""
-    wanted = expected.numpy()
-    return float(np.abs(found.astype(np.float64) - wanted).max() / np.abs(wanted).max())
+def relative_error(found: npt.NDArray[np.float32], expected: torch.Tensor | npt.NDArray[np.float32]) -> float:
+    """The largest difference over the largest expected magnitude; of zeros, the largest magnitude found."""
+    wanted = np.asarray(expected, dtype=np.float64)
+    scale = float(np.abs(wanted).max())
+    return float(np.abs(found.astype(np.float64) - wanted).max()) / (scale or 1.0)
+
+
+def same_gradients(found: Mapping[str, npt.NDArray[np.float32]], expected: Gradients, limit: float = 1e-5) -> None:
+    """Asserts that no parameter's gradient is further off than `limit` of the largest entry of its tensor."""
+    errors = {name: relative_error(found[name], wanted) for name, wanted in expected.items()}
+    assert {name: error for name, error in errors.items() if error > limit} == {}
