@@ -138,6 +138,29 @@ async def test_a_live_head_whose_trainer_died_is_recovered_with_its_weights_and_
     assert (await train(here, stub, "job-3", "1:3")).version == 5
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_what_was_staged_on_a_live_head_is_committed_in_place_of_a_recovery_if_its_bytes_are_there(
+    here: World, lost: bool
+) -> None:
+    every(here, 2)
+    stub = await here.start()
+    await train(here, stub, "job-0", "1:0")
+    full = AtollError("no room", reason=errors_pb2.REASON_STORAGE_FULL)
+    here.registry.refusals["CommitVersion"] = [full] * 1_000
+    await stub.SubmitJob(here.job("job-1", pair("job-1", versions=("1:1",))))
+    await until(stub, "job-1", job_pb2.JOB_STATE_DEFERRED)
+    count = here.backend.count
+    await here.kill()
+    here.registry.refusals.clear()
+    if lost:
+        here.registry.refusals["CommitVersion"] = [AtollError("gone", reason=errors_pb2.REASON_ARTIFACT_NOT_FOUND)]
+    stub = await here.start()
+    assert (await until(stub, "job-1")).version == (3 if lost else 2)
+    recoveries = [v for v in await here.registry.versions() if v.operation == version_pb2.OPERATION_RECOVERY]
+    assert (len(recoveries), here.backend.trained_jobs) == ((1, 1) if lost else (0, 0))
+    assert lost or here.backend.count == count, "the optimizer is the one that took the steps"
+
+
 async def test_a_recovery_waits_until_the_registry_has_room_for_it(here: World) -> None:
     every(here, 2)
     await train(here, await here.start(), "job-0", "1:0")

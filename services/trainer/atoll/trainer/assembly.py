@@ -192,7 +192,7 @@ def assemble(
         on_refused_head=roll_back_from,
     )
     model, committer = WorkerModel(backend, chain, patience), Committer(chain, patience)
-    loader = HeadLoader(model, chain, committer, lease, patience, readiness.note_trainable, on_commit=wake)
+    loader = HeadLoader(model, chain, records, committer, lease, patience, readiness.note_trainable, on_commit=wake)
     runner = JobRunner(
         queue,
         JobLooks(records, chain, lease, patience),

@@ -10,6 +10,7 @@ from atoll.trainer.backend import BackendCrashed
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.commits import Committer
 from atoll.trainer.decision import Action, to_hold
+from atoll.trainer.job_records import JobRecords
 from atoll.trainer.lease import LeaseKeeper
 from atoll.trainer.loading import WorkerModel
 from atoll.trainer.progress import LookAgain
@@ -28,6 +29,7 @@ class HeadLoader:
         self,
         model: WorkerModel,
         chain: Chain,
+        records: JobRecords,
         committer: Committer,
         lease: LeaseKeeper,
         patience: Patience,
@@ -36,6 +38,7 @@ class HeadLoader:
     ) -> None:
         self._model = model
         self._chain = chain
+        self._records = records
         self._committer = committer
         self._lease = lease
         self._patience = patience
@@ -44,7 +47,8 @@ class HeadLoader:
         self._failed_loads = 0
 
     async def take_over(self) -> None:
-        """Waits for the lease, then loads the head, after a recovery where it was live.
+        """Waits for the lease, then loads the head, after a recovery where it was live and nothing staged goes on from
+        it.
 
         Raises BadConfiguration when that cannot be done: the process has never worked, somebody must look at it.
         """
@@ -54,7 +58,8 @@ class HeadLoader:
             head = await self._patience.ask("head", self._chain.head)
             try:
                 if to_hold(head) is Action.RECOVER:
-                    self._on_commit(await self._committer.recover(head, token))
+                    if not await self._commit_staged_upon(head, token):
+                        self._on_commit(await self._committer.recover(head, token))
                     continue
                 await self._model.load(head)
             except LookAgain:
@@ -73,11 +78,26 @@ class HeadLoader:
                     raise BadConfiguration(error.message) from error
                 if error.reason != errors_pb2.REASON_STORAGE_FULL:
                     raise
-                log.error("the registry has no room for a recovery, trying again", error=error.message)
+                log.error("the registry has no room for a version, trying again", error=error.message)
                 await asyncio.sleep(self._patience.max_s)
                 continue
             await self._on_trainable(True)
             return
+
+    async def _commit_staged_upon(self, head: ChainVersion, token: int) -> bool:
+        """Whether a job had its version ready: committed, it keeps what a recovery would lose of the head's memory."""
+        for job in await self._patience.ask("open jobs", self._records.open_jobs):
+            if job.staged is None or job.staged.parent != head.number:
+                continue
+            try:
+                return await self._committer.commit_staged(job, token)
+            except AtollError as error:
+                if error.reason in (errors_pb2.REASON_FENCED, errors_pb2.REASON_STORAGE_FULL):
+                    raise
+                # How the job ends is told when its turn comes.
+                log.warning("what was staged is not committed", job_id=job.body.job_id, error=error.message)
+                return False
+        return False
 
     async def hold(self, head: ChainVersion, action: Action, token: int) -> None:
         """One try to load the head, or to append a recovery that can be loaded. What fails is logged and waited for.
