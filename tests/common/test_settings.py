@@ -8,6 +8,7 @@ class ExampleSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="ATOLL_EXAMPLE_", frozen=True, extra="forbid")
     port: int
     engines: tuple[str, ...] = ()
+    rate: float = 1.0
 
 
 def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +46,12 @@ def test_a_list_that_is_not_json_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ATOLL_EXAMPLE_PORT", "1")
     monkeypatch.setenv("ATOLL_EXAMPLE_ENGINES", "http://a,http://b")
     with pytest.raises(BadConfiguration, match=r"ATOLL_EXAMPLE_ENGINES: is not JSON.*Expecting value"):
+        load_settings(ExampleSettings)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "1e400", "nan"])
+def test_a_number_that_is_not_finite_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ATOLL_EXAMPLE_PORT", "1")
+    monkeypatch.setenv("ATOLL_EXAMPLE_RATE", value)
+    with pytest.raises(BadConfiguration, match="ATOLL_EXAMPLE_RATE: Input should be a finite number"):
         load_settings(ExampleSettings)

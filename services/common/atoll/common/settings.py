@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 class ServiceSettings(BaseSettings):
     """What every service has. A subclass sets `env_prefix`, e.g. ATOLL_REGISTRY_."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address to listen on")
     token: SecretStr | None = Field(
