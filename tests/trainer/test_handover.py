@@ -90,6 +90,12 @@ async def test_a_standby_answers_with_the_holders_address_and_is_not_serving(her
         assert other.backend.loads == []
 
 
+async def test_a_registry_that_fails_to_tell_which_jobs_are_open_ends_no_trainer(here: World) -> None:
+    defect = AtollError("a defect of Atoll", reason=errors_pb2.REASON_INTERNAL)
+    here.registry.refusals["ListJobRecords"] = [defect, defect]
+    assert (await served(here, await here.start(), "job-0", 0)).version == 1
+
+
 async def test_a_trainer_that_is_killed_in_mid_step_is_followed_by_the_standby(here: World) -> None:
     holder = await here.start()
     async with second(here) as other:

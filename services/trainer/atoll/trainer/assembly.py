@@ -41,6 +41,9 @@ from atoll.trainer.teacher_prompts import ModelRenderer
 from atoll.trainer.teacher_start import refuse_missing_teacher
 from atoll.trainer.transaction import JobRunner
 
+TAKE_UP_PAUSE_SECONDS = 1.0
+"""Before a registry that answered with an error is asked again."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -121,7 +124,13 @@ class Trainer:
         """With every lease that is acquired, goes on with the jobs that are recorded as open."""
         while True:
             await self.lease.token()
-            await self.jobs.take_up()
+            try:
+                await self.jobs.take_up()
+            except AtollError as error:
+                # What is in memory may be a step that took an hour: no reason to end the process.
+                log.error("the registry does not tell which jobs are open, asking again", error=error.message)
+                await asyncio.sleep(TAKE_UP_PAUSE_SECONDS)
+                continue
             await self.readiness.note_held(True)
             self.publisher.wake()
             await self.lease.lost()
