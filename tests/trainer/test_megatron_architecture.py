@@ -63,6 +63,7 @@ def test_rope_scaling_of_llama_3_is_read_in_both_spellings(tmp_path: Path) -> No
     ("field", "value"),
     [
         ("architectures", ["MixtralForCausalLM"]),
+        ("architectures", ["Qwen3MoeForCausalLM"]),
         ("architectures", []),
         ("hidden_act", "gelu"),
         ("attention_bias", True),
@@ -79,6 +80,11 @@ def test_what_is_not_computed_exactly_is_refused_by_name(field: str, value: Json
         read_architecture(write(tmp_path, **{field: value}))
     assert refused.value.field == field
     assert "expected" in refused.value.message
+
+
+def test_the_refusal_of_a_mixture_of_experts_names_what_it_is_and_what_can_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"Qwen3ForCausalLM, got \['Qwen3MoeForCausalLM'\]; train another model"):
+        read_architecture(write(tmp_path, architectures=["Qwen3MoeForCausalLM"], num_experts=8))
 
 
 def test_other_rope_types_are_refused_by_name(tmp_path: Path) -> None:
