@@ -137,8 +137,8 @@ async def measure(directory: Path, jobs: int, fake_engine: bool) -> None:
     print(f"publish  {publish:8.3f} s   {publish / copy:6.2f} of a plain copy ({copy:.3f} s)")
     print(f"answers  {answers:8.3f} s   after a SIGKILL, standing by")
     print(
-        f"restart  {back:8.3f} s   {back / imported:6.2f} of a process that only imports ({imported:.2f} s); it does not"
-        " wait for the lease of its predecessor in the run directory"
+        f"restart  {back:8.3f} s   {back / imported:6.2f} of a process that only imports ({imported:.2f} s); it does"
+        " not wait for the lease of its predecessor in the run directory"
     )
     print(
         f"job_overhead: stage_and_commit={(staged + commit) / step:.2f} publish={publish / copy:.2f}"
