@@ -202,6 +202,35 @@ async def test_a_live_head_whose_bytes_are_lost_too_goes_back_to_the_checkpoint(
     assert (await train(here, stub, "job-4", "1:2")).version == 5
 
 
+@pytest.mark.parametrize("at_boot", [True, False])
+@pytest.mark.parametrize("lost", ["checkpoint_digest", "model_digest"])
+async def test_a_durable_head_whose_bytes_are_lost_is_gone_on_from(here: World, lost: str, at_boot: bool) -> None:
+    stub = await here.start()
+    for number in range(2):
+        await train(here, stub, f"job-{number}", f"1:{number}")
+    before = await here.registry.versions()
+    await here.registry.lose(getattr(before[2], lost))
+    if at_boot:
+        stub = await here.start()
+    else:
+        here.backend.before["train"] = [here.backend.crash]
+        await train(here, stub, "job-2", "1:2")
+    version = (await here.registry.versions())[3]
+    kept = before[2] if lost == "checkpoint_digest" else before[1]
+    assert (version.operation, version.restores) == (version_pb2.OPERATION_RECOVERY, 1)
+    assert (version.model_digest, version.checkpoint_digest) == (kept.model_digest, before[1].checkpoint_digest)
+    assert (await train(here, stub, "job-3", f"2:{len(await here.registry.versions()) - 1}")).state == (
+        job_pb2.JOB_STATE_SERVED
+    )
+
+
+async def test_a_head_whose_bytes_are_lost_is_trained_on_from_memory(here: World) -> None:
+    stub = await here.start()
+    await train(here, stub, "job-0", "1:0")
+    await here.registry.lose((await here.registry.versions())[1].checkpoint_digest)
+    assert (await train(here, stub, "job-1", "1:1")).version == 2
+
+
 async def test_what_is_loaded_is_compared_with_its_manifest_before_it_is_trusted(here: World) -> None:
     stub = await here.start()
     await train(here, stub, "job-0", "1:0")

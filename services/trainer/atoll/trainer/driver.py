@@ -102,6 +102,9 @@ async def boot(settings: TrainerSettings, backend: TrainingBackend, stack: Async
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
+    if task.done():
+        # `main` raises what it died of.
+        return
     task.cancel()
     try:
         await task

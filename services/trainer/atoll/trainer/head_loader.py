@@ -48,7 +48,7 @@ class HeadLoader:
 
     async def take_over(self) -> None:
         """Waits for the lease, then loads the head, after a recovery where it was live and nothing staged goes on from
-        it.
+        it, or where its bytes are gone.
 
         Raises BadConfiguration when that cannot be done: the process has never worked, somebody must look at it.
         """
@@ -61,7 +61,8 @@ class HeadLoader:
                     if not await self._commit_staged_upon(head, token):
                         self._on_commit(await self._committer.recover(head, token))
                     continue
-                await self._model.load(head)
+                if not await self._loaded(head, Action.LOAD_HEAD, token):
+                    continue
             except LookAgain:
                 continue
             except (BackendCrashed, InvalidInput) as error:
@@ -105,10 +106,8 @@ class HeadLoader:
         Raises LookAgain, Conflict (FENCED).
         """
         try:
-            if action is Action.RECOVER:
-                self._on_commit(await self._committer.recover(head, token))
+            if not await self._loaded(head, action, token):
                 return
-            await self._model.load(head)
         except AtollError as error:
             if error.reason == errors_pb2.REASON_FENCED:
                 raise
@@ -119,3 +118,17 @@ class HeadLoader:
         else:
             await self._on_trainable(True)
             self._failed_loads = 0
+
+    async def _loaded(self, head: ChainVersion, action: Action, token: int) -> bool:
+        """False when there is another head instead: a recovery's, also where a durable head's bytes are gone."""
+        if action is not Action.RECOVER:
+            try:
+                await self._model.load(head)
+            except AtollError as error:
+                if error.reason != errors_pb2.REASON_ARTIFACT_NOT_FOUND:
+                    raise
+                log.error("the head's bytes are gone", version=head.number, error=error.message)
+            else:
+                return True
+        self._on_commit(await self._committer.recover(head, token))
+        return False

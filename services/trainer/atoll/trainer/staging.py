@@ -79,10 +79,17 @@ class Stager:
 
     async def refuse_without_room(self, parent: ChainVersion, *, durable: bool) -> None:
         """Raises StorageFull when a version as large as its parent does not fit into the store."""
-        model = await self._find(parent.model_digest)
+        try:
+            model = await self._find(parent.model_digest)
+            checkpoint = await self._find(parent.checkpoint_digest) if parent.checkpoint_digest else None
+        except AtollError as error:
+            if error.reason != errors_pb2.REASON_ARTIFACT_NOT_FOUND:
+                raise
+            # The parent's bytes are lost, which is no reason to lose a batch too; a disk that fills up defers it.
+            return
         needed = model.total_size
-        if durable and parent.checkpoint_digest:
-            needed += (await self._find(parent.checkpoint_digest)).total_size
+        if durable and checkpoint is not None:
+            needed += checkpoint.total_size
         elif durable:
             needed = FIRST_VERSION_FACTOR * model.total_size
         refuse_full(Path(model.location), needed)
