@@ -1,3 +1,5 @@
+from urllib.parse import quote
+
 import grpc
 import pytest
 from atoll.api.errors.v1 import errors_pb2
@@ -57,3 +59,13 @@ def test_the_samples_that_a_refusal_blames_travel_with_it_up_to_a_headers_size()
         raised = grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, status.details)
         received = rpc_errors.from_rpc_error(raised)
         assert (type(received), received.sample_ids) == (Conflict, told)
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "é" * 5000, "版本" * 5000, "sample 12 is bad; " * 300])
+def test_a_message_of_any_length_fits_into_a_reply_with_its_start_and_its_end(text: str) -> None:
+    samples = tuple(f"{number:032x}" for number in range(64))
+    error = InvalidInput(f"what is wrong: {text}; what to do", field="x" * 5000, sample_ids=samples)
+    status = rpc_status.to_status(rpc_errors.to_status(error))
+    sent = len(quote(status.details)) + sum(len(key) + len(value) * 4 / 3 for key, value in status.trailing_metadata)
+    assert sent < 8 * 1024
+    assert status.details.startswith("what is wrong: ") and status.details.endswith("; what to do")

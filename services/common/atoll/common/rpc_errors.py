@@ -26,11 +26,15 @@ SAMPLE_IDS = "sample_ids"
 """Key of the samples, divided by spaces, in ErrorInfo's metadata."""
 SAMPLES_SENT = 20
 """Details travel as a header, of which a peer takes 8 KiB."""
+MESSAGE_START, MESSAGE_END = 800, 300
+"""Bytes that travel of a longer message, which is in a reply up to three times: what came first, and what to do."""
 _REASON_NAMES = frozenset(Reason.keys())
 
 
 def to_status(error: AtollError) -> status_pb2.Status:
-    """The rich status of an error: ErrorInfo always, BadRequest for a field, RetryInfo when a retry may help."""
+    """The rich status of an error: ErrorInfo always, BadRequest for a field, RetryInfo when a retry may help. A message
+    that is too long to travel is cut in the middle."""
+    words = _that_travels(error.message)
     details: list[any_pb2.Any] = []
 
     def add(
@@ -44,14 +48,21 @@ def to_status(error: AtollError) -> status_pb2.Status:
     samples = {SAMPLE_IDS: " ".join(error.sample_ids[:SAMPLES_SENT])} if error.sample_ids else {}
     add(error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=samples))
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field[:MESSAGE_END], description=words)
         add(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         add(error_details_pb2.RetryInfo(retry_delay=delay))
     code = STATUS_OF_REASON[error.reason].grpc
-    return status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message, details=details)
+    return status_pb2.Status(code=code_pb2.Code.Value(code.name), message=words, details=details)
+
+
+def _that_travels(message: str) -> str:
+    raw = message.encode(errors="replace")
+    if len(raw) <= MESSAGE_START + MESSAGE_END:
+        return message
+    return f"{raw[:MESSAGE_START].decode(errors='ignore')} [...] {raw[-MESSAGE_END:].decode(errors='ignore')}"
 
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: AtollError) -> NoReturn:
