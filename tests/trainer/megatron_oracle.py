@@ -84,4 +84,5 @@ def relative_error(found: npt.NDArray[np.float32], expected: torch.Tensor | npt.
 def same_gradients(found: Mapping[str, npt.NDArray[np.float32]], expected: Gradients, limit: float = 1e-5) -> None:
     """Asserts that no parameter's gradient is further off than `limit` of the largest entry of its tensor."""
     errors = {name: relative_error(found[name], wanted) for name, wanted in expected.items()}
-    assert {name: error for name, error in errors.items() if error > limit} == {}
+    off = {name: error for name, error in errors.items() if not error < limit}
+    assert not off, f"gradients are off by more than {limit:g} of their largest entry: {off}"

@@ -1,4 +1,8 @@
-"""One step of 16 rows is the same step on every layout: loss, gradients, log-probs, exports and checkpoints."""
+"""One step of 16 rows is the same step on every layout: loss, gradients, log-probs, exports and checkpoints.
+
+Packed is a micro-batch of 4 rows; padded is what CP 2 does to each row, up to a multiple of 4 tokens, and a micro-batch
+of 1 is neither. The oracle reads row by row.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
