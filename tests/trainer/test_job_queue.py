@@ -42,7 +42,19 @@ async def test_a_watch_resumes_after_a_revision() -> None:
     seen = (await queue.take_in(told("a"))).revision
     last = await queue.advance("a", job_pb2.JOB_STATE_FAILED)
     assert [record async for record in queue.watch("a", seen, 60)] == [last]
-    assert [record async for record in queue.watch("a", last.revision, 60)] == []
+
+
+async def test_a_watcher_that_saw_a_revision_of_another_holder_whose_clock_was_ahead_is_told_the_end() -> None:
+    queue = JobQueue()
+    running = await queue.take_in(told("a"))
+    watching = queue.watch("a", running.revision + 1_000_000, heartbeat_s=60)
+    assert await anext(watching) == running
+    ended = await queue.advance("a", job_pb2.JOB_STATE_FAILED)
+    async with asyncio.timeout(1.0):
+        assert [record async for record in watching] == [ended]
+    await queue.take_in(told("b"))
+    await queue.take_in(told("c"))
+    assert [record async for record in queue.watch("a", ended.revision + 1, 60)] == [ended]
 
 
 async def test_a_watch_repeats_the_last_answer_when_nothing_happens() -> None:

@@ -184,12 +184,14 @@ class JobQueue:
     async def watch(self, job_id: str, from_revision: int, heartbeat_s: float) -> AsyncIterator[JobRecord]:
         """The job after every change past `from_revision`, repeated when nothing changes, until it is final.
 
-        Changes that follow each other faster than the watcher reads are joined. Raises NotFound.
+        The final state is told whatever the revision. Changes that follow each other faster than the watcher reads are
+        joined. Raises NotFound.
         """
-        seen = from_revision
+        # Another trainer gave it, by a clock that is ahead of this one.
+        seen = 0 if from_revision > self._revision else from_revision
         while True:
             record = self.get(job_id)
-            if record.revision > seen:
+            if record.final or record.revision > seen:
                 seen = record.revision
                 yield record
             if record.final:
