@@ -37,3 +37,7 @@ def test_a_store_without_room_for_a_version_like_the_last_is_full(tmp_path: Path
     refuse_full(tmp_path, 1)
     with pytest.raises(StorageFull, match="goes on by itself"):
         refuse_full(tmp_path, 1 << 60)
+
+
+def test_a_store_that_does_not_tell_its_room_is_not_called_full(tmp_path: Path) -> None:
+    refuse_full(tmp_path / "gone", 1 << 60)

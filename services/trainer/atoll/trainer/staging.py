@@ -4,8 +4,9 @@ import asyncio
 import errno
 import hashlib
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -134,7 +135,7 @@ class Stager:
                 await asyncio.to_thread(self._write, areas, driver_state)
         reached("trainer.exported")
         with clock.phase("hash"):
-            manifests = {kind: await asyncio.to_thread(manifest_of, area.location) for kind, area in areas.items()}
+            manifests = {kind: await asyncio.to_thread(self._hash, area) for kind, area in areas.items()}
         with clock.phase("seal"):
             sealed = {kind: (await self._seal(area, manifests[kind])).digest for kind, area in areas.items()}
         reached("trainer.sealed")
@@ -143,7 +144,7 @@ class Stager:
     def _write(self, areas: Mapping[Kind, _Area], driver_state: bytes) -> None:
         # The registry hands out empty directories; the backend makes its own.
         places = {kind: area.location for kind, area in areas.items()}
-        try:
+        with _failures_of_the_store("write", next(iter(places.values())).parent):
             for place in places.values():
                 place.rmdir()
             self._backend.stage(
@@ -151,11 +152,10 @@ class Stager:
                 places.get(artifact_pb2.ARTIFACT_KIND_CHECKPOINT),
                 driver_state,
             )
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(f"no room left while writing {next(iter(places.values())).parent}") from error
-            # A store that fails for a while is no defect: the attempt is lost as in a crash, and counted like one.
-            raise BackendCrashed(0, f"could not write the version: {error}", "") from error
+
+    def _hash(self, area: _Area) -> list[artifact_pb2.ManifestFile]:
+        with _failures_of_the_store("read", area.location):
+            return manifest_of(area.location)
 
     async def _open(self, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> _Area:
         request = artifact_service_pb2.StageArtifactRequest(
@@ -187,6 +187,18 @@ class Stager:
         return await self._patience.ask(what, lambda: answer_of(call()))
 
 
+@contextmanager
+def _failures_of_the_store(doing: str, place: Path) -> Iterator[None]:
+    """Raises StorageFull, BackendCrashed for what the operating system says."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"no room left to {doing} the version in {place}") from error
+        # A store that fails for a while is no defect: the attempt is lost as in a crash, and counted like one.
+        raise BackendCrashed(0, f"could not {doing} the version in {place}: {error}", "") from error
+
+
 def staging_request_id(scenario: str, job_id: str, attempt: int, kind: artifact_pb2.ArtifactKind.ValueType) -> str:
     """Names the staging area of one artifact of one attempt: a restarted trainer finds and empties the same one.
 
@@ -197,8 +209,14 @@ def staging_request_id(scenario: str, job_id: str, attempt: int, kind: artifact_
 
 
 def refuse_full(directory: Path, needed: int) -> None:
-    """Raises StorageFull when the filesystem has less room than is needed."""
-    free = shutil.disk_usage(directory).free
+    """Raises StorageFull when the filesystem has less room than is needed. One that does not tell is not in the way."""
+    try:
+        # An artifact's directory may have been removed by hand, which says nothing about room.
+    there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    except OSError as error:
+        log.warning("the store does not tell its room", error=str(error))
+        return
     if free < needed:
         raise StorageFull(
             f"the store has {free} bytes free and a version takes about {needed}; free some room, the job goes on by "
