@@ -16,7 +16,7 @@ def settings_of(service: str, folder: Path) -> dict[str, str]:
     return {
         "registry": {"PORT": "0", "STORE": f"{folder}/store"},
         "gateway": {"PORT": "0", "GRPC_PORT": "0", "REGISTRY": NOBODY, "DATABASE_URL": f"sqlite:///{folder}/g.db"},
-        "teacher": {"PORT": "0", "ENGINE": f"http://{NOBODY}"},
+        "teacher": {"PORT": "0", "ENGINES": f'["http://{NOBODY}"]'},
         "engine": {"PORT": "1024", "MODEL_PATH": str(folder)},
         "trainer": {
             "PORT": "0",

@@ -72,9 +72,10 @@ def settings_of(run_dir: Path, **values: object) -> TrainerSettings:
     )
 
 
-def listened_to(process: psutil.Process) -> set[str]:
-    """Addresses that a process and its children take connections at."""
-    family = [process, *process.children(recursive=True)]
+def listened_to(known: set[int]) -> set[str]:
+    """Addresses that this process and its children take connections at, without the children of other tests."""
+    children = psutil.Process().children(recursive=True)
+    family = [psutil.Process(), *(child for child in children if child.pid not in known)]
     sockets = [socket for each in family for socket in each.net_connections("inet")]
     return {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
 
@@ -111,7 +112,7 @@ def test_a_private_ray_goes_with_its_group_and_the_kill_of_a_rank_is_reported(tm
     try:
         assert group.call("add", [(1,), (2,)], 30) == [8, 109]
         assert group.alive()
-        assert listened_to(psutil.Process()) == {"127.0.0.1", "::ffff:127.0.0.1"}
+        assert listened_to(before) == {"127.0.0.1", "::ffff:127.0.0.1"}
         with pytest.raises(WorkerLost, match="rank 1 died") as lost:
             group.call("kill_self_on", [(1, "last words")] * 2, 60)
         assert "last words" in lost.value.log_tail
