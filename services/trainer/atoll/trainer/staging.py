@@ -209,14 +209,10 @@ def staging_request_id(scenario: str, job_id: str, attempt: int, kind: artifact_
 
 
 def refuse_full(directory: Path, needed: int) -> None:
-    """Raises StorageFull when the filesystem has less room than is needed. One that does not tell is not in the way."""
-    try:
-        # An artifact's directory may have been removed by hand, which says nothing about room.
+    """Raises StorageFull when the filesystem has less room than is needed."""
+    # An artifact's directory may have been removed by hand, which says nothing about room.
     there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
     free = shutil.disk_usage(there).free
-    except OSError as error:
-        log.warning("the store does not tell its room", error=str(error))
-        return
     if free < needed:
         raise StorageFull(
             f"the store has {free} bytes free and a version takes about {needed}; free some room, the job goes on by "
