@@ -224,10 +224,15 @@ async def test_a_durable_head_whose_bytes_are_lost_is_gone_on_from(here: World, 
     )
 
 
-async def test_a_head_whose_bytes_are_lost_is_trained_on_from_memory(here: World) -> None:
+@pytest.mark.parametrize("registry_knows", [True, False])
+async def test_a_head_whose_bytes_are_lost_is_trained_on_from_memory(here: World, registry_knows: bool) -> None:
     stub = await here.start()
     await train(here, stub, "job-0", "1:0")
-    await here.registry.lose((await here.registry.versions())[1].checkpoint_digest)
+    head = (await here.registry.versions())[1]
+    if registry_knows:
+        await here.registry.lose(head.checkpoint_digest)
+    else:
+        here.registry.real.artifacts.store.remove(head.model_digest)
     assert (await train(here, stub, "job-1", "1:1")).version == 2
 
 
