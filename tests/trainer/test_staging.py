@@ -1,10 +1,22 @@
+import errno
 import hashlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from atoll.api.registry.v1 import artifact_pb2
+from atoll.api.trainer.v1 import job_pb2
 from atoll.common.names import check_id
+from atoll.trainer import staging
 from atoll.trainer.staging import StorageFull, manifest_of, refuse_full, staging_request_id
+
+from tests.trainer.world import World, pair, until, world
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as made:
+        yield made
 
 
 def test_the_manifest_names_every_file_with_its_size_and_digest(tmp_path: Path) -> None:
@@ -39,5 +51,26 @@ def test_a_store_without_room_for_a_version_like_the_last_is_full(tmp_path: Path
         refuse_full(tmp_path, 1 << 60)
 
 
-def test_a_store_that_does_not_tell_its_room_is_not_called_full(tmp_path: Path) -> None:
-    refuse_full(tmp_path / "gone", 1 << 60)
+def test_the_room_of_a_directory_that_is_gone_is_that_of_its_store(tmp_path: Path) -> None:
+    refuse_full(tmp_path / "gone" / "too", 1)
+    with pytest.raises(StorageFull):
+        refuse_full(tmp_path / "gone" / "too", 1 << 60)
+
+
+@pytest.mark.parametrize(("code", "attempts"), [(errno.EIO, 2), (errno.EDQUOT, 1)])
+async def test_a_store_that_fails_while_the_version_is_hashed_costs_an_attempt_unless_it_is_full(
+    here: World, monkeypatch: pytest.MonkeyPatch, code: int, attempts: int
+) -> None:
+    stub = await here.start()
+    failures, hash_all = [OSError(code, "no such luck")], staging.manifest_of
+
+    def hash_or_fail(directory: Path) -> list[artifact_pb2.ManifestFile]:
+        if failures:
+            raise failures.pop()
+        return hash_all(directory)
+
+    monkeypatch.setattr(staging, "manifest_of", hash_or_fail)
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    job = await until(stub, "job-0")
+    assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, attempts)
+    assert here.backend.trained_jobs == attempts

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 from atoll.api.errors.v1 import errors_pb2
-from atoll.api.registry.v1 import artifact_pb2
 from atoll.api.trainer.v1 import job_pb2
 from atoll.common.channels import open_channel
 from atoll.common.errors import AtollError, Unavailable
-from atoll.trainer import staging
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.trainer.world import World, pair, until, world
@@ -238,36 +236,6 @@ async def test_a_store_that_fails_while_the_version_is_written_costs_an_attempt_
     await stub.SubmitJob(here.job("job-0", pair("a")))
     job = await until(stub, "job-0")
     assert (job.state, job.attempt, here.backend.trained_jobs) == (job_pb2.JOB_STATE_SERVED, 2, 2)
-
-
-@pytest.mark.parametrize(("code", "attempts"), [(errno.EIO, 2), (errno.EDQUOT, 1)])
-async def test_a_store_that_fails_while_the_version_is_hashed_costs_an_attempt_unless_it_is_full(
-    here: World, monkeypatch: pytest.MonkeyPatch, code: int, attempts: int
-) -> None:
-    stub = await here.start()
-    failures, hash_all = [OSError(code, "no such luck")], staging.manifest_of
-
-    def hash_or_fail(directory: Path) -> list[artifact_pb2.ManifestFile]:
-        if failures:
-            raise failures.pop()
-        return hash_all(directory)
-
-    monkeypatch.setattr(staging, "manifest_of", hash_or_fail)
-    await stub.SubmitJob(here.job("job-0", pair("a")))
-    job = await until(stub, "job-0")
-    assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, attempts)
-    assert here.backend.trained_jobs == attempts
-
-
-async def test_a_head_whose_bytes_vanish_while_it_is_in_memory_is_trained_on(here: World) -> None:
-    stub = await here.start()
-    await stub.SubmitJob(here.job("job-0", pair("a")))
-    await until(stub, "job-0")
-    head = (await here.registry.versions())[1]
-    for digest in (head.model_digest, head.checkpoint_digest):
-        await here.registry.lose(digest)
-    await stub.SubmitJob(here.job("job-1", pair("b", versions=("1:1",))))
-    assert (await until(stub, "job-1")).version == 2
 
 
 async def test_a_pull_that_breaks_is_repeated_from_the_start(here: World) -> None:
