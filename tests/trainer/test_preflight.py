@@ -1,10 +1,12 @@
 """What is refused before a worker starts, and that the refusal names the setting and the fix."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from atoll.common.errors import BadConfiguration
+from atoll.api.errors.v1 import errors_pb2
+from atoll.common.errors import AtollError, BadConfiguration, InternalError
 from atoll.trainer.backends import layout_of
 from atoll.trainer.chain import ScenarioFacts
 from atoll.trainer.head_loader import TAKE_OVER_TRIES
@@ -85,6 +87,28 @@ async def test_a_head_that_crashes_the_workers_at_every_try_of_the_boot_ends_the
         here.backend.before["load"] = [here.backend.crash] * TAKE_OVER_TRIES
         with pytest.raises(BadConfiguration, match=r"version 0 cannot be loaded: .*SIGKILL"):
             await here.boot()
+
+
+@pytest.mark.parametrize("method", ["GetScenario", "GetVersion"])
+async def test_a_registry_that_refuses_the_token_while_a_trainer_boots_ends_it_with_a_refusal(
+    tmp_path: Path, method: str
+) -> None:
+    async with world(tmp_path) as here:
+        refused = [AtollError("the token is another one", reason=errors_pb2.REASON_UNAUTHENTICATED)] * 20
+        if method == "GetScenario":
+            here.registry.refusals[method] = refused
+        else:
+            here.registry.after["AcquireLease"] = partial(here.registry.refusals.update, {method: refused})
+        with pytest.raises(BadConfiguration, match=r"does not let this trainer in: .*another one.*ATOLL_TOKEN"):
+            await here.boot()
+
+
+async def test_a_registry_that_fails_while_the_head_is_taken_over_is_asked_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        failures = [InternalError("the database is locked") for _ in range(5)]
+        here.registry.after["AcquireLease"] = partial(here.registry.refusals.update, GetVersion=failures)
+        await here.boot()
+        assert here.backend.weights is not None and failures == []
 
 
 def test_the_options_of_the_fakes_are_those_of_a_real_family(tmp_path: Path) -> None:

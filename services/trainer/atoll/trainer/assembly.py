@@ -16,6 +16,7 @@ from atoll.families.samples import PromptRenderer
 from atoll.trainer.backend import FamilyBinding, TrainingBackend
 from atoll.trainer.backends import layout_of
 from atoll.trainer.batch_reader import BatchReader
+from atoll.trainer.calls import NOT_LET_IN, not_let_in
 from atoll.trainer.chain import Chain, ChainVersion, ScenarioFacts
 from atoll.trainer.commits import Committer
 from atoll.trainer.head_loader import HeadLoader
@@ -59,11 +60,19 @@ class ScenarioRun:
 
 
 async def read_scenario(settings: TrainerSettings, registry: grpc.aio.Channel, patience: Patience) -> ScenarioRun:
-    """Waits for the registry. Raises BadConfiguration for a scenario that it does not have."""
+    """Waits for the registry. Raises BadConfiguration for a scenario that it does not have or does not tell."""
     chain = Chain(registry, settings.scenario)
-    facts = await patience.ask("scenario", lambda: _facts(chain))
-    base = await patience.ask("version 0", lambda: chain.version(0))
-    model_directory = await patience.ask("version 0's model", lambda: chain.location(base.model_digest))
+    try:
+        facts = await patience.ask("scenario", lambda: _facts(chain))
+        base = await patience.ask("version 0", lambda: chain.version(0))
+        model_directory = await patience.ask("version 0's model", lambda: chain.location(base.model_digest))
+    except AtollError as error:
+        if isinstance(error, BadConfiguration):
+            raise
+        if error.reason in NOT_LET_IN:
+            raise not_let_in(error) from error
+        message = f"the registry at {settings.registry} does not tell scenario {settings.scenario}: {error.message}"
+        raise BadConfiguration(message) from error
     return ScenarioRun(chain, facts, model_directory, vocabulary_size(model_directory))
 
 

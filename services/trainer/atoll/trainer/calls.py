@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import grpc
 from atoll.api.errors.v1 import errors_pb2
-from atoll.common.errors import AtollError, Unavailable
+from atoll.common.errors import AtollError, BadConfiguration, Unavailable
 from atoll.common.rpc_errors import from_rpc_error
 from grpc_status import rpc_status
 
@@ -36,3 +36,11 @@ def failure_of(error: grpc.RpcError) -> AtollError:
         if all(key != rpc_status.GRPC_DETAILS_METADATA_KEY for key, _ in metadata):
             return Unavailable(f"{error.code().name}: {error.details()}")
     return from_rpc_error(error)
+
+
+def not_let_in(error: AtollError) -> BadConfiguration:
+    """What a refused token is to a trainer that has never worked."""
+    return BadConfiguration(
+        f"the registry does not let this trainer in: {error.message}; give both the same ATOLL_TOKEN",
+        field="ATOLL_TOKEN",
+    )

@@ -7,6 +7,7 @@ import structlog
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.errors import AtollError, BadConfiguration, InvalidInput
 from atoll.trainer.backend import BackendCrashed
+from atoll.trainer.calls import NOT_LET_IN, not_let_in
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.commits import Committer
 from atoll.trainer.decision import Action, to_hold
@@ -50,13 +51,14 @@ class HeadLoader:
         """Waits for the lease, then loads the head, after a recovery where it was live and nothing staged goes on from
         it, or where its bytes are gone.
 
-        Raises BadConfiguration when that cannot be done: the process has never worked, somebody must look at it.
+        Raises BadConfiguration when that cannot be done: the process has never worked, somebody must look at it. An
+        error of the registry's own is waited out.
         """
         crashes = 0
         while True:
             token = await self._lease.token()
-            head = await self._patience.ask("head", self._chain.head)
             try:
+                head = await self._patience.ask("head", self._chain.head)
                 if to_hold(head) is Action.RECOVER:
                     if not await self._commit_staged_upon(head, token):
                         self._on_commit(await self._committer.recover(head, token))
@@ -77,9 +79,11 @@ class HeadLoader:
                     continue
                 if error.reason == errors_pb2.REASON_NOT_RESTORABLE:
                     raise BadConfiguration(error.message) from error
-                if error.reason != errors_pb2.REASON_STORAGE_FULL:
+                if error.reason in NOT_LET_IN:
+                    raise not_let_in(error) from error
+                if isinstance(error, BadConfiguration):
                     raise
-                log.error("the registry has no room for a version, trying again", error=error.message)
+                log.error("the registry does not let the head be taken over, trying again", error=error.message)
                 await asyncio.sleep(self._patience.max_s)
                 continue
             await self._on_trainable(True)
