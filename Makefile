@@ -25,14 +25,14 @@ demo: install  ## serve, chat, give feedback, train, and show the new version (D
 test: install  ## every test but the slow ones
 	$(PYTHON_BIN) -m pytest
 
-test-slow: install  ## the tests that take minutes
-	$(PYTHON_BIN) -m pytest -m slow
+test-slow: install  ## the tests that take minutes (TESTS=tests/e2e: only those of a folder)
+	$(PYTHON_BIN) -m pytest -m slow $(TESTS)
 
 chaos: install  ## 212 SIGKILLs of random processes of a running loop (20 minutes; CHAOS_SEED=N for another order)
 	$(PYTHON_BIN) -m tests.chaos --kills 200 --real-kills 12 --seed $(or $(CHAOS_SEED),1)
 
 test-failed test-slow-failed: install
-	$(PYTHON_BIN) -m pytest --last-failed $(if $(findstring slow,$@),-m slow)
+	$(PYTHON_BIN) -m pytest --last-failed --last-failed-no-failures none $(if $(findstring slow,$@),-m slow) $(TESTS)
 
 bench-teacher: install  ## the teacher service against its bare engine
 	$(PYTHON_BIN) benchmarks/teacher.py
