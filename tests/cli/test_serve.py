@@ -163,6 +163,14 @@ def test_a_service_that_is_killed_stops_the_stack_with_the_last_lines_of_its_log
     assert not stack.left()
 
 
+def test_the_last_lines_are_not_those_of_an_earlier_run(stack: StackRun) -> None:
+    for words in ("the first", "the second"):
+        stack.start(f"  a: {{command: [sh, -c, 'echo {words} reason >&2; exit 3']}}\n")
+        status, output = stack.finish()
+        assert (status, f"{words} reason" in output) == (1, True)
+    assert "the first reason" not in output
+
+
 def test_a_service_that_is_not_ready_in_time_stops_the_stack_and_says_what_was_seen(stack: StackRun) -> None:
     port = free_port()
     stack.start(f"""

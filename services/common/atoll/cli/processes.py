@@ -22,9 +22,13 @@ TAIL_LINES = 20
 class ServiceProcess:
     """A started service. Example: process = await ServiceProcess.start("registry", service, run_dir, environment)."""
 
-    def __init__(self, name: str, service: Service, keeper: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self, name: str, service: Service, keeper: asyncio.subprocess.Process, log: Path, log_before: int
+    ) -> None:
+        """log_before: bytes of the log that earlier runs wrote."""
         self.name = name
         self.log = log
+        self._log_before = log_before
         self._keeper = keeper
         self._stop_timeout = service.stop_timeout
 
@@ -38,6 +42,7 @@ class ServiceProcess:
         for path in (log, pid_file):
             path.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            log_before = output.tell()
             keeper = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(KEEPER), str(service.stop_timeout), str(pid_file)),
                 *service.command,
@@ -47,7 +52,7 @@ class ServiceProcess:
                 stderr=output,
                 start_new_session=True,
             )
-        return cls(name, service, keeper, log)
+        return cls(name, service, keeper, log, log_before)
 
     async def exit_status(self) -> int:
         """Waits for the end of the service; 128 + N after signal N, as shells count."""
@@ -66,9 +71,9 @@ class ServiceProcess:
             await self._keeper.wait()
 
     def last_lines(self) -> str:
-        """The end of the log, for the person who asks why."""
+        """The end of this run's log, for the person who asks why."""
         with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 32_768))
+            file.seek(max(self._log_before, self.log.stat().st_size - 32_768))
             text = file.read().decode(errors="replace")
         return "\n".join(line[:500] for line in text.splitlines()[-TAIL_LINES:])
 
