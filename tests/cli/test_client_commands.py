@@ -103,6 +103,14 @@ async def test_a_rollback_is_sent_once_and_watched_to_its_end(gateway: ScriptedG
     assert sent == [{"version": 2, "request_id": "r1"}]
 
 
+async def test_a_job_is_cancelled_at_its_own_path(gateway: ScriptedGateway) -> None:
+    gateway.answers[f"POST {JOB}/cancel"] = [(200, job("cancelled")), (409, {"error": {"message": "it is STAGED"}})]
+    result = await run("cancel", JOB_ID, "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["state"] == "cancelled"
+    late = await run("cancel", JOB_ID)
+    assert late.exit_code == 1 and "409: it is STAGED" in late.stderr
+
+
 async def test_what_the_gateway_refuses_is_one_line_and_status_1(gateway: ScriptedGateway) -> None:
     error = {"message": "version 3 keeps no checkpoint", "code": "not_restorable"}
     gateway.answers["POST /atoll/scenarios/math/rollback"] = [(409, {"error": error})]
@@ -192,6 +200,7 @@ def test_a_value_of_metadata_is_json_where_it_can_be() -> None:
     [
         (("job", ""), "job_id is ''"),
         (("job", "../../x"), "job_id is '../../x'"),
+        (("cancel", "../x"), "job_id is '../x'"),
         (("job", "a?b", "--watch"), "job_id is 'a?b'"),
         (("rollback", "", "0"), "scenario is ''"),
         (("jobs", "--scenario", "a/b"), "scenario is 'a/b'"),

@@ -129,7 +129,12 @@ class FakeTrainer(trainer_service_pb2_grpc.TrainerServiceServicer):
     async def CancelJob(
         self, request: trainer_service_pb2.CancelJobRequest, context: Context
     ) -> trainer_service_pb2.CancelJobResponse:
-        raise NotImplementedError("a gateway never cancels")
+        self._check_holder()
+        job = (await self.GetJob(trainer_service_pb2.GetJobRequest(job_id=request.job_id), context)).job
+        if job.state == job_pb2.JOB_STATE_STAGED:
+            raise Conflict(f"{request.job_id} is STAGED", reason=errors_pb2.REASON_JOB_NOT_CANCELLABLE)
+        self.move(request.job_id, job_pb2.JOB_STATE_CANCELLED)
+        return trainer_service_pb2.CancelJobResponse(job=self.jobs[request.job_id])
 
     async def GetTrainer(
         self, request: trainer_service_pb2.GetTrainerRequest, context: Context

@@ -73,6 +73,24 @@ async def test_what_the_trainer_refuses_is_told_in_its_words(trained: HttpGatewa
     assert refused.status == 409 and (refused.error["code"], refused.error["message"]) == ("not_restorable", why)
 
 
+async def test_a_job_is_cancelled_until_it_is_staged(trained: HttpGateway, trainer: FakeTrainer) -> None:
+    for name in ("job-a", "job-b"):
+        trainer.jobs[name] = job_pb2.Job(job_id=name, scenario=SCENARIO, state=job_pb2.JOB_STATE_RUNNING)
+    trainer.move("job-b", job_pb2.JOB_STATE_STAGED)
+    cancelled = await trained.post(f"{JOBS}/job-a/cancel", {})
+    assert (cancelled.status, cancelled.body["job_id"], cancelled.body["state"]) == (200, "job-a", "cancelled")
+    assert (await trained.post(f"{JOBS}/job-a/cancel", b"")).status == 200, "the same again, without a body"
+    late = await trained.post(f"{JOBS}/job-b/cancel", {})
+    assert (late.status, late.error["code"]) == (409, "job_not_cancellable")
+    unknown = await trained.post(f"{JOBS}/job-a/cancel", {"force": True})
+    assert (unknown.error["code"], unknown.error["param"]) == ("unknown_field", "force")
+    assert (await trained.post(f"{JOBS}/job-none/cancel", {})).error["code"] == "job_not_found"
+    elsewhere = await trained.post("/atoll/scenarios/other/jobs/job-b/cancel", {})
+    assert elsewhere.error["code"] == "not_trained_here", "the trainer of another scenario cancels nothing"
+    trainer.holder = False
+    assert (await trained.post(f"{JOBS}/job-b/cancel", {})).status == 503
+
+
 async def test_jobs_are_listed_newest_first_with_phase_metrics_and_reason(
     trained: HttpGateway, trainer: FakeTrainer
 ) -> None:

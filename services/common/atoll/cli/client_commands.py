@@ -11,6 +11,7 @@ from atoll.cli.gateway_api import GatewayApi, Object
 from atoll.cli.jobs import (
     ENDED,
     ENDED_WELL,
+    cancel_job,
     job_view,
     jobs_table,
     read_job,
@@ -41,7 +42,7 @@ TEACHER = "127.0.0.1:7430"
 
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of the app."""
-    for command in (status, scenarios, versions, samples, report, jobs, job, rollback, score):
+    for command in (status, scenarios, versions, samples, report, jobs, job, cancel, rollback, score):
         app.command()(command)
 
 
@@ -127,6 +128,13 @@ def job(
         found = asyncio.run(watch_job(api, scenario, job_id, _progress()) if watch else read_job(api, scenario, job_id))
     _show(as_json, found, lambda: job_view(found))
     _end_with(found, watched=watch)
+
+
+def cancel(job_id: str, scenario: Scenario = None, gateway: Gateway = GATEWAY, as_json: AsJson = False) -> None:
+    """Cancel a job that is not staged yet; its samples form another batch. The token is read from ATOLL_TOKEN."""
+    with refusals_in_one_line():
+        found = asyncio.run(cancel_job(_api(gateway), scenario, job_id))
+    _show(as_json, found, lambda: job_view(found))
 
 
 def rollback(

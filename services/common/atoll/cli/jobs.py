@@ -1,4 +1,4 @@
-"""`atoll jobs`, `atoll job` and `atoll rollback`: training jobs with their phases, metrics and reasons."""
+"""`atoll jobs`, `job`, `cancel` and `rollback`: training jobs with their phases, metrics and reasons."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,6 +24,11 @@ async def read_jobs(api: GatewayApi, scenario: str | None, limit: int) -> list[O
 
 async def read_job(api: GatewayApi, scenario: str | None, job_id: str) -> Object:
     return await api.get(job_path(await api.scenario(scenario), job_id))
+
+
+async def cancel_job(api: GatewayApi, scenario: str | None, job_id: str) -> Object:
+    """The cancelled job."""
+    return await api.post(f"{job_path(await api.scenario(scenario), job_id)}/cancel", {})
 
 
 async def submit_rollback(api: GatewayApi, scenario: str, version: int, request_id: str) -> Object:

@@ -9,7 +9,7 @@ from atoll.gateway.chat_request import ChatPreparer
 from atoll.gateway.conversations import Conversations
 from atoll.gateway.engine_pool import EnginePool
 from atoll.gateway.http_errors import install_error_handlers
-from atoll.gateway.jobs import Jobs, RollbackRequest, job_as_json
+from atoll.gateway.jobs import CancelRequest, Jobs, RollbackRequest, job_as_json
 from atoll.gateway.middleware import BodyLimit, ChatLimit, Defects, TokenCheck
 from atoll.gateway.openai_schema import ChatRequest
 from atoll.gateway.registry_reader import RegistryReader
@@ -113,6 +113,14 @@ def build_app(settings: GatewaySettings, gateway: Gateway, engines: EnginePool) 
     @app.get("/atoll/scenarios/{scenario}/jobs/{job_id}", summary="One job: its phase, metrics and reason")
     async def one_job(scenario: str, job_id: str) -> Response:
         return _json(job_as_json(await jobs.get(scenario, job_id)))
+
+    @app.post(
+        "/atoll/scenarios/{scenario}/jobs/{job_id}/cancel",
+        openapi_extra=_body_of(CancelRequest),
+        summary="Cancels a job that is not staged yet",
+    )
+    async def cancel(scenario: str, job_id: str, request: Request) -> Response:
+        return _json(job_as_json(await jobs.cancel(scenario, job_id, await request.body())))
 
     @app.post(
         "/atoll/scenarios/{scenario}/rollback",

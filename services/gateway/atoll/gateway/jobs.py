@@ -1,4 +1,4 @@
-"""Training jobs and rollbacks over HTTP: read from, and handed to, the trainer that holds the scenario's lease."""
+"""Training jobs and rollbacks over HTTP: read and cancelled at, and handed to, whichever trainer holds the lease."""
 
 import hashlib
 import json
@@ -35,6 +35,12 @@ class RollbackRequest(BaseModel):
     """The same id with the same version is the same rollback; empty: a retry is a second one."""
 
 
+class CancelRequest(BaseModel):
+    """Body of POST /atoll/scenarios/{s}/jobs/{id}/cancel: {}, or nothing at all."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
 class Jobs:
     """Every method raises Unavailable while no trainer of the scenario answers, and NOT_TRAINED_HERE."""
 
@@ -44,18 +50,28 @@ class Jobs:
     async def list(self, scenario: str, page_size: int, page_token: str) -> tuple[list[job_pb2.Job], str]:
         """A page of the scenario's jobs, newest first, and the token of the next. Raises InvalidInput."""
         request = trainer_service_pb2.ListJobsRequest(page_size=pages.page_size(page_size), page_token=page_token)
-        answer = await self._read(scenario, lambda stub: stub.ListJobs(request, timeout=CALL_SECONDS))
+        answer = await self._ask_holder(scenario, lambda stub: stub.ListJobs(request, timeout=CALL_SECONDS))
         return list(answer.jobs), answer.next_page_token
 
     async def get(self, scenario: str, job_id: str) -> job_pb2.Job:
         """Raises NotFound(JOB_NOT_FOUND)."""
         request = trainer_service_pb2.GetJobRequest(job_id=job_id)
-        job = (await self._read(scenario, lambda stub: stub.GetJob(request, timeout=CALL_SECONDS))).job
+        job = (await self._ask_holder(scenario, lambda stub: stub.GetJob(request, timeout=CALL_SECONDS))).job
         if job.scenario != scenario:
             raise NotFound(
                 f"no job {job_id[:80]!r} of scenario {scenario}", reason=errors_pb2.REASON_JOB_NOT_FOUND, field="job_id"
             )
         return job
+
+    async def cancel(self, scenario: str, job_id: str, raw: bytes) -> job_pb2.Job:
+        """Ends a job that is not staged yet; a cancelled one is answered again.
+
+        Raises NotFound(JOB_NOT_FOUND), Conflict(JOB_NOT_CANCELLABLE), NOT_LEASE_HOLDER, and InvalidInput.
+        """
+        validated(CancelRequest, parse_object(raw or b"{}"))
+        request = trainer_service_pb2.CancelJobRequest(job_id=job_id)
+        # The call names no scenario, and another scenario's trainer must not be asked.
+        return (await self._ask_holder(scenario, lambda stub: stub.CancelJob(request, timeout=CALL_SECONDS))).job
 
     async def rollback(self, scenario: str, raw: bytes) -> job_pb2.Job:
         """Queues the return to a version. Raises what SubmitRollback does, REQUEST_ID_REUSED, and InvalidInput."""
@@ -75,7 +91,7 @@ class Jobs:
             ) from None
         return answer.job
 
-    async def _read(self, scenario: str, call: Callable[[Stub], Awaitable[T]]) -> T:
+    async def _ask_holder(self, scenario: str, call: Callable[[Stub], Awaitable[T]]) -> T:
         stub = await self._known().stub_of(scenario, CALL_SECONDS)
         try:
             return await call(stub)
