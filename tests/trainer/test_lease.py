@@ -9,7 +9,7 @@ import grpc
 import pytest
 from atoll.api.errors.v1 import errors_pb2
 from atoll.common.channels import open_channel
-from atoll.common.errors import Unavailable
+from atoll.common.errors import AtollError, Unavailable
 from atoll.common.server import GrpcServer
 from atoll.trainer.lease import LeaseKeeper
 from atoll.trainer.predecessor import holder_ids
@@ -164,3 +164,24 @@ async def test_a_write_that_was_fenced_makes_it_ask_at_once(
     assert not trainer.keeper.held()
     await soon(lambda: trainer.keeper.holder_address == "elsewhere:1")
     await trainer.stop()
+
+
+async def test_why_the_registry_gives_no_lease_is_told_until_it_does(
+    registry: RegistryUnderTest, channel: grpc.aio.Channel
+) -> None:
+    full = AtollError("no room left in the database", reason=errors_pb2.REASON_STORAGE_FULL)
+    registry.refusals["AcquireLease"] = [full] * 1_000
+    one = Trainer(channel, "one")
+
+    def told() -> str:
+        with pytest.raises(Unavailable) as refused:
+            one.keeper.refuse_unless_held()
+        assert refused.value.reason == errors_pb2.REASON_NOT_LEASE_HOLDER
+        return refused.value.message
+
+    await soon(lambda: "no room left in the database" in told())
+    registry.refusals.clear()
+    await one.keeper.token()
+    one.now += TTL
+    assert "no room" not in told()
+    await one.stop()

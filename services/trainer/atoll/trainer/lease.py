@@ -55,6 +55,8 @@ class LeaseKeeper:
         self._until = 0.0
         """By `clock`; the lease is held before it."""
         self._holder_address = ""
+        self._trouble = ""
+        """Why the registry's last answer was none."""
         self._acquired, self._dropped, self._doubted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def held(self) -> bool:
@@ -72,7 +74,8 @@ class LeaseKeeper:
             return
         elsewhere = f"{self._holder_address} does" if self._holder_address else "nobody is known to"
         raise Unavailable(
-            f"this trainer does not hold the lease of scenario {self._scenario}, {elsewhere}; ask there or again later",
+            f"this trainer does not hold the lease of scenario {self._scenario}, {elsewhere}; ask there or again later"
+            + (f"; the registry's last answer to it: {self._trouble}" if self._trouble else ""),
             reason=errors_pb2.REASON_NOT_LEASE_HOLDER,
         )
 
@@ -112,6 +115,7 @@ class LeaseKeeper:
                     self._drop(error.message)
                     continue
                 log.warning("the lease's registry does not answer", error=error.message)
+                self._trouble = error.message
                 pause = self._ttl_s / TRIES_PER_TTL
             else:
                 if lease.holder != self._holder:
@@ -160,6 +164,7 @@ class LeaseKeeper:
         return lease
 
     def _note(self, lease: lease_pb2.Lease, sent: float) -> None:
+        self._trouble = ""
         if lease.holder != self._holder:
             if self._token:
                 self._drop("another trainer holds it")
