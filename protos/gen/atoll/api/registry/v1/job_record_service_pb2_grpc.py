@@ -59,9 +59,9 @@ class JobRecordServiceServicer(object):
     def PutJobRecord(self, request, context):
         """Writes a record, and returns it as it stands. The first write makes it. Later ones change the phase and what
         comes with it: the body must be the same, a final record stays as it is and is returned, and `attempt` never
-        falls. The same write again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND,
-        VERSION_NOT_FOUND and NOT_RESTORABLE for a rollback's version, ARTIFACT_NOT_FOUND for what is staged,
-        INVALID_FIELD.
+        falls, but by one from RUNNING to RECORDED: a trainer that is stopped in good order has not crashed. The same write
+        again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+        a rollback's version, ARTIFACT_NOT_FOUND for what is staged, INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

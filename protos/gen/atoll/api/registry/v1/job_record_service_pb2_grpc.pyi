@@ -36,9 +36,9 @@ class JobRecordServiceStub:
     PutJobRecord: _grpc.UnaryUnaryMultiCallable[_job_record_service_pb2.PutJobRecordRequest, _job_record_service_pb2.PutJobRecordResponse]
     """Writes a record, and returns it as it stands. The first write makes it. Later ones change the phase and what
     comes with it: the body must be the same, a final record stays as it is and is returned, and `attempt` never
-    falls. The same write again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND,
-    VERSION_NOT_FOUND and NOT_RESTORABLE for a rollback's version, ARTIFACT_NOT_FOUND for what is staged,
-    INVALID_FIELD.
+    falls, but by one from RUNNING to RECORDED: a trainer that is stopped in good order has not crashed. The same write
+    again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+    a rollback's version, ARTIFACT_NOT_FOUND for what is staged, INVALID_FIELD.
     """
     GetJobRecord: _grpc.UnaryUnaryMultiCallable[_job_record_service_pb2.GetJobRecordRequest, _job_record_service_pb2.GetJobRecordResponse]
     """Returns a record. Errors: JOB_NOT_FOUND, SCENARIO_NOT_FOUND."""
@@ -53,9 +53,9 @@ class JobRecordServiceAsyncStub(JobRecordServiceStub):
     PutJobRecord: _aio.UnaryUnaryMultiCallable[_job_record_service_pb2.PutJobRecordRequest, _job_record_service_pb2.PutJobRecordResponse]  # type: ignore[assignment]
     """Writes a record, and returns it as it stands. The first write makes it. Later ones change the phase and what
     comes with it: the body must be the same, a final record stays as it is and is returned, and `attempt` never
-    falls. The same write again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND,
-    VERSION_NOT_FOUND and NOT_RESTORABLE for a rollback's version, ARTIFACT_NOT_FOUND for what is staged,
-    INVALID_FIELD.
+    falls, but by one from RUNNING to RECORDED: a trainer that is stopped in good order has not crashed. The same write
+    again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+    a rollback's version, ARTIFACT_NOT_FOUND for what is staged, INVALID_FIELD.
     """
     GetJobRecord: _aio.UnaryUnaryMultiCallable[_job_record_service_pb2.GetJobRecordRequest, _job_record_service_pb2.GetJobRecordResponse]  # type: ignore[assignment]
     """Returns a record. Errors: JOB_NOT_FOUND, SCENARIO_NOT_FOUND."""
@@ -73,9 +73,9 @@ class JobRecordServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_job_record_service_pb2.PutJobRecordResponse, _abc.Awaitable[_job_record_service_pb2.PutJobRecordResponse]]:
         """Writes a record, and returns it as it stands. The first write makes it. Later ones change the phase and what
         comes with it: the body must be the same, a final record stays as it is and is returned, and `attempt` never
-        falls. The same write again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND,
-        VERSION_NOT_FOUND and NOT_RESTORABLE for a rollback's version, ARTIFACT_NOT_FOUND for what is staged,
-        INVALID_FIELD.
+        falls, but by one from RUNNING to RECORDED: a trainer that is stopped in good order has not crashed. The same write
+        again changes nothing. Errors: FENCED, JOB_ID_REUSED, SCENARIO_NOT_FOUND, VERSION_NOT_FOUND and NOT_RESTORABLE for
+        a rollback's version, ARTIFACT_NOT_FOUND for what is staged, INVALID_FIELD.
         """
 
     @_abc_1.abstractmethod

@@ -251,7 +251,7 @@ class WatchJobRequest(_message.Message):
     job_id: _builtins.str
     """Its id."""
     from_revision: _builtins.int
-    """Only changes after this revision; 0 sends the job as it stands first."""
+    """Only changes after this revision, and the end; 0 sends the job as it stands first."""
     def __init__(
         self,
         *,
