@@ -89,6 +89,19 @@ async def test_a_batch_of_the_incarnation_that_was_left_is_dropped(here: World) 
     assert job.metrics["staleness/samples_dropped"] == 2
 
 
+async def test_a_rollback_to_damaged_files_ends_refused_and_moves_nothing(here: World) -> None:
+    stub = await here.start()
+    for number in range(2):
+        await train(here, stub, f"job-{number}", f"1:{number}")
+    weights = await here.registry.model_of(1) / "weights.json"
+    weights.chmod(0o600)
+    weights.write_text("[0.0, 0.0, 0.0]")
+    job = await roll_back(stub, 1)
+    assert (job.state, job.reason) == (job_pb2.JOB_STATE_REFUSED, errors_pb2.REASON_NOT_RESTORABLE)
+    assert "weights.json has sha256" in job.message and "name another version" in job.message
+    assert [version.number for version in await here.registry.versions()] == [0, 1, 2] and here.engine.served == "1:2"
+
+
 async def test_a_rollback_to_nowhere_or_to_a_live_version_is_refused_at_once(here: World) -> None:
     every(here, 2)
     stub = await here.start()

@@ -3,11 +3,12 @@
 import structlog
 from atoll.api.errors.v1 import errors_pb2
 from atoll.api.registry.v1 import version_pb2
-from atoll.common.errors import AtollError
+from atoll.common.errors import AtollError, BadConfiguration, Conflict
 from atoll.common.failpoints import reached
 from atoll.trainer.chain import Chain, ChainVersion, NewVersion
 from atoll.trainer.job_queue import JobBody
 from atoll.trainer.job_records import RecordedJob
+from atoll.trainer.loading import intact_directory
 from atoll.trainer.progress import LookAgain
 from atoll.trainer.recovery import recovery, rollback
 from atoll.trainer.retries import Patience
@@ -51,10 +52,20 @@ class Committer:
         return True
 
     async def roll_back(self, body: JobBody, head: ChainVersion, token: int) -> None:
-        """Commits the version that a rollback asks for."""
+        """Commits the version that a rollback asks for. Raises Conflict (NOT_RESTORABLE) when its files are damaged."""
         number = body.restores
         assert number is not None, "decided to roll back a job that trains"
         target = await self._patience.ask("version to restore", lambda: self._chain.version(number))
+        for digest in filter(None, (target.model_digest, target.checkpoint_digest)):
+            # A head that nobody can load would stand until the publish time-out.
+            try:
+                await intact_directory(self._chain, self._patience, digest)
+            except BadConfiguration as damage:
+                raise Conflict(
+                    f"version {number} cannot be brought back: {damage.message}, or name another version",
+                    reason=errors_pb2.REASON_NOT_RESTORABLE,
+                    field="version",
+                ) from damage
         version = await self._commit(rollback(body.job_id, target, head), token)
         reached("trainer.rolled_back")
         log.info("rolled back", version=version.number, restores=number)

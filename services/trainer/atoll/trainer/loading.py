@@ -64,8 +64,12 @@ class WorkerModel:
         self.families = families
 
     async def _intact(self, digest: str) -> Path:
-        """Where an artifact is. Raises BadConfiguration naming the files that are not what was committed."""
-        artifact = await self._patience.ask("artifact", lambda: self._chain.artifact(digest))
-        location = Path(artifact.location)
-        await asyncio.to_thread(refuse_damaged, location, artifact.files)
-        return location
+        return await intact_directory(self._chain, self._patience, digest)
+
+
+async def intact_directory(chain: Chain, patience: Patience, digest: str) -> Path:
+    """Where an artifact is. Raises BadConfiguration naming the files that are not what was committed."""
+    artifact = await patience.ask("artifact", lambda: chain.artifact(digest))
+    location = Path(artifact.location)
+    await asyncio.to_thread(refuse_damaged, location, artifact.files)
+    return location
