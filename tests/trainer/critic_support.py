@@ -79,6 +79,10 @@ class CriticOracle:
         values: torch.Tensor = self.head(hidden)[0, row.prompt_length - 1 : -1, 0]
         return values
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Of the last step, after clipping, by Hugging Face name; the head's left out."""
+        return {f"model.{name}": p.grad for name, p in self._base.named_parameters() if p.grad is not None}
+
     def step(self, rows: Sequence[Row], old: Sequence[torch.Tensor], returns: Sequence[torch.Tensor]) -> float:
         """One step of the clipped value loss (0.2) over mask and action mask, each row by its mean; returns it."""
         loss = torch.zeros((), dtype=torch.float64)

@@ -37,6 +37,12 @@ class ProbedRank(MegatronRank):
         head = critic.module.output_layer
         return np.concatenate([head.weight.detach().numpy().ravel(), head.bias.detach().numpy()])
 
+    def critic_gradients(self) -> dict[str, npt.NDArray[np.float32]]:
+        """As `gradients`, of the critic's last step, without its value head."""
+        critic = self._critic
+        assert critic is not None
+        return {name: grad.numpy() for name, grad in gather_weights(critic.module, critic.architecture, _main_grad)}
+
     def limit_files(self, size: int | None) -> None:
         """From here on no file of this rank may grow beyond so many bytes; None: any size."""
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

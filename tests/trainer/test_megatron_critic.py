@@ -20,6 +20,7 @@ TinyModel = Callable[[ModelKind], Path]
 
 KIND = ModelKind("qwen3", tied=True)
 ALONE = ParallelLayout()
+GRADIENTS = ("gradients", "critic_gradients")
 LAYOUTS = [ParallelLayout(tensor=2), ParallelLayout(data=2), ParallelLayout(pipeline=2), ParallelLayout(context=2)]
 
 
@@ -64,6 +65,7 @@ def test_critic_and_actor_equal_float64(megatron_pool: Pool, tiny_model: TinyMod
         norm, gradients = actor.step(loss, 1e-3)
         assert found["train/grad_norm"] == pytest.approx(norm, rel=1e-5)
         same_gradients(megatron_pool.probe_of(ALONE, "gradients"), gradients)
+        same_gradients(megatron_pool.probe_of(ALONE, "critic_gradients"), critic.gradients())
         assert found["critic/learning_rate"] == 1e-2
     assert found["critic/loss"] < 0.5
     assert "critic/explained_variance" in found
@@ -77,10 +79,14 @@ def test_every_layout_trains_the_same_critic_and_actor(
     for each in (ALONE, layout):
         backend = megatron_pool.of(each, MicroBatchLimit(rows=3))
         backend.load(tiny_model(KIND), None, None)
-        found[each] = [(train(backend, sao_binding()), megatron_pool.probe_of(each, "gradients")) for _ in range(2)]
+        found[each] = [
+            (train(backend, sao_binding()), [megatron_pool.probe_of(each, what) for what in GRADIENTS])
+            for _ in range(2)
+        ]
     for (one, expected), (other, gradients) in zip(found[ALONE], found[layout], strict=True):
         assert other == pytest.approx(one, rel=1e-5, abs=1e-7)
-        same_gradients(gradients, expected)
+        for wanted, got in zip(expected, gradients, strict=True):
+            same_gradients(got, wanted)
 
 
 @pytest.mark.slow
