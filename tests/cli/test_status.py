@@ -46,6 +46,12 @@ def test_lists_of_objects_become_tables_and_plain_values_stand_together() -> Non
     assert [word in text for word in ("last_training_error", "yes", "scenarios", "head number", "math")] == [True] * 5
 
 
+def test_a_few_objects_of_many_fields_stand_beside_each_other() -> None:
+    engines: list[Json] = [{"url": f"http://{n}", "healthy": True, "version": "1:3"} for n in ("a", "b")]
+    lines = shown({"engines": engines}).splitlines()
+    assert any("url" in line and "http://a" in line and "http://b" in line for line in lines)
+
+
 async def test_the_status_is_read_with_the_token() -> None:
     assert await answered(200, '{"scenarios": []}') == {"scenarios": []}
 

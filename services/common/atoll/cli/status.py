@@ -40,8 +40,14 @@ def _rows_of(value: Json) -> list[Mapping[str, Json]] | None:
 
 
 def _table(title: str, rows: list[Mapping[str, Json]]) -> Table:
-    table = Table(title=title, title_justify="left")
     columns = list(dict.fromkeys(key for row in rows for key in row))
+    if len(rows) < len(columns):
+        # A few objects of many fields stand beside each other: a terminal has 80 columns.
+        facts = Table(title=title, title_justify="left", show_header=False)
+        for column in columns:
+            facts.add_row(column.replace("_", " "), *(_text(row.get(column)) for row in rows))
+        return facts
+    table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in rows:
