@@ -98,5 +98,3 @@ class CriticSpec:
     """The new value may leave the old one by at most this much before its loss stops falling."""
     value_head_zero_init: bool = True
     """The value head starts at 0, so that the first baseline is 0 everywhere."""
-    freeze_moe_attention: bool = True
-    """In a mixture-of-experts critic the attention layers keep the base weights."""
