@@ -48,11 +48,14 @@ _OTHER_TRAINER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
+import ray
 from atoll.trainer.backends import launcher_of
 from tests.trainer.test_workers_ray import settings_of
 from tests.trainer.worker_support import plan_of
-settings = settings_of(Path(sys.argv[1]), workers="ray", RAY_ADDRESS=sys.argv[3], port=7421)
-launcher_of(settings)(plan_of(1, Path(sys.argv[1])))
+settings = settings_of(Path(sys.argv[1]), workers="ray", RAY_ADDRESS=sys.argv[3], port=7421, scenario=sys.argv[4])
+group = launcher_of(settings)(plan_of(1, Path(sys.argv[1])))
+print(ray.get(ray.get_actor("atoll-train-bridge").facts.remote()).address)
+group.close()
 """
 _TRAINER = """
 import sys, time
@@ -151,7 +154,7 @@ def test_a_cluster_that_is_joined_outlives_the_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_joined_cluster_has_the_drivers_bridge_as_long_as_its_workers_and_no_second_one_of_its_name(
+def test_a_joined_cluster_has_the_drivers_bridge_as_long_as_its_workers_or_until_the_next_holder_takes_it_over(
     tmp_path: Path,
 ) -> None:
     head = subprocess.Popen([sys.executable, "-c", _HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -171,13 +174,17 @@ def test_a_joined_cluster_has_the_drivers_bridge_as_long_as_its_workers_and_no_s
         assert told.stdout.split() == ["chat", f"127.0.0.1:{port}", str(os.getpid()), "True"], told.stderr
         health.set("", HealthCheckResponse.NOT_SERVING)
         assert run(_ASKER, address).stdout.split()[-1] == "False"
-        second = run(_OTHER_TRAINER, str(tmp_path / "other"), str(Path(__file__).parents[2]), address)
+        words = (str(tmp_path / "other"), str(Path(__file__).parents[2]), address)
+        second = run(_OTHER_TRAINER, *words, "another")
         assert (
             f"driver of scenario chat at 127.0.0.1:{port} has published the actor atoll-train-bridge" in second.stderr
         )
+        assert run(_ASKER, address).stdout.split()[:2] == ["chat", f"127.0.0.1:{port}"]
+        standby = run(_OTHER_TRAINER, *words, "chat")
+        assert "127.0.0.1:7421" in standby.stdout.splitlines(), standby.stderr
         assert group.call("add", [(1,)], 30) == [8]
+        assert "ValueError" in run(_ASKER, address).stderr, "it went with the driver that had it last"
         group.close()
-        assert "ValueError" in run(_ASKER, address).stderr
     finally:
         server.stop(None)
         head.communicate("", timeout=60)

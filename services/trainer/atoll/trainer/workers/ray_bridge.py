@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 import ray
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 
 HEALTH_SECONDS = 10.0
 START_SECONDS = 60.0
+TAKE_OVER_PAUSE_SECONDS = 0.2
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,18 +74,41 @@ def publish_bridge(bridge: Bridge) -> ActorHandle:
     """Publishes the bridge in the namespace of this process's connection, and returns once it answers; it goes with the
     handle.
 
-    Raises ValueError when another driver's bridge has the name, and what Ray raises.
+    A bridge of the same scenario is taken over: workers are started by whoever holds the scenario's lease, and the
+    holder before may still be there, stopped. Raises ValueError when a bridge of another scenario has the name, and
+    what Ray raises.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     kind = ray.remote(num_cpus=0, max_restarts=-1)(BridgeActor)
+    facts, deadline = BridgeFacts(bridge.scenario, bridge.address, os.getpid()), time.monotonic() + START_SECONDS
+    while True:
+        try:
+            actor = kind.options(name=bridge.name, scheduling_strategy=here).remote(facts)
+        except ValueError:
+            if time.monotonic() > deadline:
+                raise
+            _end_predecessor(bridge)
+            # Ray forgets the name of a killed actor a moment later.
+            time.sleep(TAKE_OVER_PAUSE_SECONDS)
+        else:
+            ray.get(actor.facts.remote(), timeout=START_SECONDS)
+            return actor
+
+
+def _end_predecessor(bridge: Bridge) -> None:
+    """Kills the bridge that has the name. Raises ValueError when it is another scenario's."""
     try:
-        facts = BridgeFacts(bridge.scenario, bridge.address, os.getpid())
-        actor = kind.options(name=bridge.name, scheduling_strategy=here).remote(facts)
-    except ValueError as error:
-        other = ray.get(ray.get_actor(bridge.name).facts.remote(), timeout=START_SECONDS)
+        actor = ray.get_actor(bridge.name)
+    except ValueError:
+        return
+    try:
+        other = ray.get(actor.facts.remote(), timeout=START_SECONDS)
+    except RayActorError:
+        return
+    if other.scenario != bridge.scenario:
         raise ValueError(
             f"the driver of scenario {other.scenario} at {other.address} has published the actor {bridge.name} in this "
             "namespace; set another ATOLL_RAY_ACTOR_NAME or ATOLL_RAY_NAMESPACE"
-        ) from error
-    ray.get(actor.facts.remote(), timeout=START_SECONDS)
-    return actor
+        )
+    log.warning("taking the bridge over", scenario=other.scenario, address=other.address, pid=other.pid)
+    ray.kill(actor)
