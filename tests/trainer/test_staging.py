@@ -74,3 +74,16 @@ async def test_a_store_that_fails_while_the_version_is_hashed_costs_an_attempt_u
     job = await until(stub, "job-0")
     assert (job.state, job.attempt) == (job_pb2.JOB_STATE_SERVED, attempts)
     assert here.backend.trained_jobs == attempts
+
+
+async def test_a_disk_that_fails_while_the_head_is_loaded_ends_neither_the_boot_nor_a_job(here: World) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    here.backend.before["load"] = [fail]
+    stub = await here.boot()
+    here.backend.before["load"] = [fail, fail]
+    here.backend.before["stage"] = [here.backend.crash]
+    await stub.SubmitJob(here.job("job-0", pair("a")))
+    job = await until(stub, "job-0")
+    assert (job.state, job.attempt, here.backend.before["load"]) == (job_pb2.JOB_STATE_SERVED, 2, [])

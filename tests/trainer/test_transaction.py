@@ -203,6 +203,7 @@ async def test_a_job_waits_before_its_first_step_while_its_version_would_not_fit
     [
         ("SealArtifact", errors_pb2.REASON_STAGING_NOT_FOUND),
         ("SealArtifact", errors_pb2.REASON_ARTIFACT_MISMATCH),
+        ("SealArtifact", errors_pb2.REASON_INTERNAL),
         ("CommitVersion", errors_pb2.REASON_ARTIFACT_NOT_FOUND),
     ],
 )

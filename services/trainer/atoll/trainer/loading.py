@@ -6,7 +6,7 @@ from pathlib import Path
 import structlog
 from atoll.common.errors import BadConfiguration
 from atoll.common.intact import refuse_damaged
-from atoll.trainer.backend import TrainingBackend
+from atoll.trainer.backend import BackendCrashed, TrainingBackend
 from atoll.trainer.chain import Chain, ChainVersion
 from atoll.trainer.recovery import checkpoint_origin
 from atoll.trainer.retries import Patience
@@ -43,13 +43,17 @@ class WorkerModel:
         checkpoint = await self._intact(version.checkpoint_digest) if version.checkpoint_digest else None
         base = await self._patience.ask("version 0", lambda: self._chain.version(0))
         reference = model if base.model_digest == version.model_digest else await self._intact(base.model_digest)
-        loaded = await asyncio.to_thread(
-            self._backend.load,
-            model,
-            checkpoint,
-            reference,
-            weights_from_model=origin.model_digest != version.model_digest,
-        )
+        try:
+            loaded = await asyncio.to_thread(
+                self._backend.load,
+                model,
+                checkpoint,
+                reference,
+                weights_from_model=origin.model_digest != version.model_digest,
+            )
+        except OSError as error:
+            # A disk that fails for a while is no defect; whoever needs the version tries again.
+            raise BackendCrashed(0, f"could not read version {version.number}: {error}", "") from error
         self.families = {} if loaded.driver_state is None else read_driver_state(loaded.driver_state)
         self.hold(version, self.families)
         log.info("version loaded", version=version.number, optimizer_steps=loaded.steps_taken)

@@ -37,6 +37,8 @@ RESTAGE = frozenset(
         errors_pb2.REASON_STAGING_NOT_FOUND,
         errors_pb2.REASON_ARTIFACT_MISMATCH,
         errors_pb2.REASON_ARTIFACT_NOT_FOUND,
+        # The registry reads and syncs every byte, and its disk may fail for a while.
+        errors_pb2.REASON_INTERNAL,
     }
 )
 """Refusals after which the artifacts are written again."""
