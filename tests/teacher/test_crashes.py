@@ -180,6 +180,27 @@ async def test_a_teachers_own_engine_is_started_again_and_its_sequences_are_scor
     assert told.engines[0].restarts in (2, 3)
 
 
+async def test_sequences_that_kill_the_engine_do_not_use_up_its_restarts(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    async with own(model, "--poison", "9", restart_pause_s=0.02, max_restarts=3) as (world, watch):
+        for number in range(3):
+            good = request(f"good{number}", [1], [2])
+            got = await asyncio.wait_for(world.scores([request(f"bad{number}", [9, 9], [1]), good]), 60)
+            assert isinstance(got[f"bad{number}"], teacher_service_pb2.ScoreError)
+            assert isinstance(got[f"good{number}"], dict)
+        assert not watch.done()
+        assert (await world.told()).engines[0].restarts >= 8
+
+
+async def test_an_engine_that_dies_of_everything_is_given_up_though_sequences_are_blamed(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    async with own(model, "--poison", "9", restart_pause_s=0.02, max_restarts=5) as (world, watch):
+        answer = asyncio.create_task(world.scores([request(f"bad{n}", [9, 9], [1]) for n in range(20)]))
+        with pytest.raises(InternalError, match="started again 5 times, which is the limit"):
+            await asyncio.wait_for(watch, 60)
+        answer.cancel()
+
+
 async def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     async with own(model, "--poison", "9", restart_pause_s=0.05, max_restarts=1) as (world, watch):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -250,6 +251,21 @@ async def test_calls_beyond_the_limit_are_told_to_come_again(server: ScoringServ
         server.gate.set()
         await first
         await world.scores([request("b", [1], [2])])
+
+
+async def test_a_message_that_cannot_be_read_ends_the_call_after_what_came_before_is_answered(
+    server: ScoringServer,
+) -> None:
+    async with running(server.url) as world:
+        server.delay_s = 0.1
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{world.teacher.server.port}") as channel:
+            call: Any = channel.stream_stream("/atoll.api.teacher.v1.TeacherService/Score")
+            answered = 0
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in call(iter([request("a", [1], [2]).SerializeToString(), b"\xff\xff\xff"])):
+                    answered += 1
+    assert answered == 2  # a header and its bytes
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_it_tells_what_it_measured(server: ScoringServer) -> None:

@@ -1,5 +1,8 @@
 """Who is next: equal shares of tokens for every flow, in order within one."""
 
+import gc
+import weakref
+
 from atoll.teacher.fair_queue import FairQueue, length_class
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +55,23 @@ def test_items_that_are_not_alive_any_more_are_dropped() -> None:
         queue.push("flow", 1, name)
     assert queue.head(lambda name: name == "c") == "c"
     assert taken(queue) == ["c"]
+
+
+class Caller:
+    """Stands for all that one call holds."""
+
+
+def test_a_flow_that_has_nothing_waiting_is_forgotten() -> None:
+    queue: FairQueue[str] = FairQueue()
+    callers = []
+    for number in range(50):
+        caller = Caller()
+        callers.append(weakref.ref(caller))
+        queue.push((caller, 0), 10, f"c{number}")
+        assert taken(queue) == [f"c{number}"]
+    del caller
+    gc.collect()
+    assert [each() for each in callers] == [None] * 50
 
 
 def test_lengths_have_classes_that_double() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 from atoll.api.teacher.v1 import teacher_service_pb2_grpc
 from atoll.common.engine_client import EngineClient
-from atoll.common.engine_types import EngineUnavailable
+from atoll.common.engine_types import EngineProtocolError, EngineRefused, EngineUnavailable
 from atoll.common.errors import BadConfiguration
 from atoll.common.server import GrpcServer, wait_for_stop_signal
 from atoll.teacher.engine import Engine, EngineState
@@ -112,6 +112,7 @@ async def boot(settings: TeacherSettings, stack: AsyncExitStack, command: tuple[
         task.add_done_callback(health.discard)
 
     pool.on_serving = tell_health
+    tell_health(pool.serving)
     log.info("teacher ready", engines=urls, model_path=str(facts.directory), port=server.port)
     return RunningTeacher(server, pool, tasks)
 
@@ -145,6 +146,8 @@ async def _facts(settings: TeacherSettings, urls: tuple[str, ...]) -> ModelFacts
                     return read_model_facts(Path((await client.model_info()).model_path))
                 except EngineUnavailable as error:
                     problem = error.message
+                except (EngineRefused, EngineProtocolError) as error:
+                    raise BadConfiguration(f"{client.base_url} is no engine: {error.message}") from error
             if asyncio.get_running_loop().time() > deadline:
                 raise BadConfiguration(f"no engine answered within {settings.start_timeout_s:g} s: {problem}")
             await asyncio.sleep(POLL_SECONDS)

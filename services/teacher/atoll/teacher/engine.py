@@ -46,13 +46,39 @@ class Engine:
     """Tokens leased out of `size`."""
     sequences_scored: int = 0
     restarts: int = 0
+    """How often it was started again; numbers its lives."""
+    excused: set[int] = field(default_factory=set)
+    """Lives whose end one sequence is to blame for, and no defect of the engine."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set for its watch: somebody doubts it, or it was refused."""
     _verdicts: list[asyncio.Future[bool]] = field(default_factory=list)
+    _blamed: set[int] = field(default_factory=set)
+    _sound: bool = False
 
     @property
     def serving(self) -> bool:
         return self.state is EngineState.SERVING
+
+    def answered(self) -> None:
+        """It scored a sequence."""
+        self.sequences_scored += 1
+        self._sound = True
+        self._excuse()
+
+    def blame(self, lives: set[int]) -> None:
+        """A sequence that kills engines ended these lives.
+
+        It excuses the engine only once that has scored another one, else an engine that dies of everything would be
+        started again for ever and every sequence refused.
+        """
+        self._blamed |= lives
+        self._excuse()
+
+    def _excuse(self) -> None:
+        if self._sound and self._blamed:
+            self.excused |= self._blamed
+            self._blamed.clear()
+            self._sound = False
 
     async def lives(self) -> bool:
         """Has its watch look now, after a failure; False when it is away. One look answers all who wait."""

@@ -51,7 +51,7 @@ class EngineWatch:
 
         Raises: BadConfiguration when it never served, InternalError when it was started again too often.
         """
-        restarts: list[float] = []
+        deaths: dict[int, float] = {}
         clock = asyncio.get_running_loop().time
         while True:
             async with own_engine(command, environment, self._settings.stop_timeout_s) as process:
@@ -63,13 +63,16 @@ class EngineWatch:
             if not self.engine.weight_version:
                 raise BadConfiguration(problem)
             self._pool.leave(self.engine, EngineState.AWAY, problem)
-            restarts = [at for at in restarts if at > clock() - self._settings.restart_window_s]
-            if len(restarts) >= self._settings.max_restarts:
-                raise InternalError(f"{problem}; it was started again {len(restarts)} times, which is the limit")
-            pause = _pause(self._settings.restart_pause_s, len(restarts), LONGEST_PAUSE_S)
+            window = clock() - self._settings.restart_window_s
+            deaths = {life: at for life, at in deaths.items() if at > window and life not in self.engine.excused}
+            pause = _pause(self._settings.restart_pause_s, len(deaths), LONGEST_PAUSE_S)
             self._pool.leave(self.engine, EngineState.AWAY, f"{problem}; it is started again in {pause:g} s")
+            deaths[self.engine.restarts] = clock()
+            # Within the pause the sequence that it died of may be found.
             await asyncio.sleep(pause)
-            restarts.append(clock())
+            counted = len(deaths.keys() - self.engine.excused)
+            if counted > self._settings.max_restarts:
+                raise InternalError(f"{problem}; it was started again {counted - 1} times, which is the limit")
             self.engine.restarts += 1
             self._pool.leave(self.engine, EngineState.STARTING, problem)
 

@@ -63,10 +63,19 @@ class FairQueue(Generic[T]):
         """Takes all items."""
         items = [item for waiting in self._flows.values() for _, item in waiting]
         self._flows.clear()
+        self._begin_anew()
         return items
 
     def _forget(self, flow: Hashable) -> None:
         del self._flows[flow]
+        if not self._flows:
+            self._begin_anew()
+            return
         idle = [name for name, served in self._served.items() if name not in self._flows and served <= self._now]
         for name in idle:
             del self._served[name]
+
+    def _begin_anew(self) -> None:
+        """Nothing waits, so nobody is ahead of anybody: all start equal, and past flows are not kept for ever."""
+        self._served.clear()
+        self._now = 0

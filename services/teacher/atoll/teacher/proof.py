@@ -58,9 +58,13 @@ class Prover:
 
     def _check_path(self, url: str, served: Path) -> bool:
         """Whether the engine's directory can be seen from here, and then it is the teacher's."""
-        if not served.is_dir():
+        try:
+            if not served.is_dir():
+                return False
+            same = served.samefile(self.facts.directory)
+        except OSError:  # e.g. one that the teacher's user must not look into
             return False
-        if not served.samefile(self.facts.directory):
+        if not same:
             raise BadConfiguration(
                 f"{url} serves {served}, the teacher is {self.facts.directory}: start the engine with that model, or "
                 "set ATOLL_TEACHER_MODEL_PATH"

@@ -22,6 +22,7 @@ from atoll.teacher.engine import Engine
 from atoll.teacher.engine_pool import EnginePool
 from atoll.teacher.measures import Measures
 from atoll.teacher.sequences import ScoringLimits, Sequence, read_sequence
+from google.protobuf.message import DecodeError
 
 log = structlog.get_logger(__name__)
 
@@ -72,23 +73,39 @@ class Scorer:
 
     async def _read(self, requests: AsyncIterator[teacher_service_pb2.ScoreRequest], call: "_Call") -> None:
         seen: set[str] = set()
+        unreadable: DecodeError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                async for request in requests:
-                    try:
-                        if request.id in seen:
-                            raise InvalidInput(f"id {request.id!r} came before in this call", field="id")
-                        sequence = read_sequence(request, self.limits)
-                    except AtollError as error:
-                        await call.memory.take(ERROR_BYTES)
-                        self.measures.failed()
-                        call.results.put_nowait((Scored(request.id, None, error), ERROR_BYTES))
-                        continue
-                    seen.add(request.id)
-                    await call.memory.take(ERROR_BYTES + sequence.bytes)
-                    tasks.create_task(self._answer(sequence, call))
+                try:
+                    async for request in requests:
+                        await self._begin(request, seen, tasks, call)
+                except DecodeError as error:
+                    # Raised behind the group: what was read before it is answered.
+                    unreadable = error
+            if unreadable is not None:
+                raise InvalidInput(
+                    f"a request of the stream cannot be read: {unreadable}; is it made from the same .proto files?"
+                )
         finally:
             call.results.put_nowait(None)
+
+    async def _begin(
+        self, request: teacher_service_pb2.ScoreRequest, seen: set[str], tasks: asyncio.TaskGroup, call: "_Call"
+    ) -> None:
+        """Answers a bad request, has a good one scored; returns when the call has memory for it."""
+        try:
+            if request.id in seen:
+                raise InvalidInput(f"id {request.id!r} came before in this call", field="id")
+            sequence = read_sequence(request, self.limits)
+        except AtollError as error:
+            size = ERROR_BYTES + len(request.id)
+            await call.memory.take(size)
+            self.measures.failed()
+            call.results.put_nowait((Scored(request.id, None, error), size))
+            return
+        seen.add(request.id)
+        await call.memory.take(ERROR_BYTES + sequence.bytes)
+        tasks.create_task(self._answer(sequence, call))
 
     async def _answer(self, sequence: Sequence, call: "_Call") -> None:
         try:
@@ -110,11 +127,12 @@ class Scorer:
         A sequence whose engine died is scored alone from then on: the one that kills engines fails, its neighbours
         do not.
         """
-        deaths = refusals = 0
+        deaths: list[tuple[Engine, int]] = []
+        refusals = 0
         while True:
             waiting_since = time.monotonic()
-            async with self.pool.lease(sequence.length, call, alone=deaths > 0) as engine:
-                leased_at = time.monotonic()
+            async with self.pool.lease(sequence.length, call.flow, alone=bool(deaths)) as engine:
+                leased_at, life = time.monotonic(), engine.restarts
                 try:
                     result = await _score_frozen(engine, sequence)
                 except EngineUnavailable as failure:
@@ -123,7 +141,7 @@ class Scorer:
                     lives = await engine.lives()
                 else:
                     now = time.monotonic()
-                    engine.sequences_scored += 1
+                    engine.answered()
                     self.measures.scored(sequence, queued_s=leased_at - waiting_since, engine_s=now - leased_at)
                     return result
             if lives:
@@ -132,11 +150,13 @@ class Scorer:
                     raise error
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (refusals - 1) * random.uniform(0.5, 1.5))
                 continue
-            deaths += 1
-            if deaths == MAX_DEATHS:
+            deaths.append((engine, life))
+            if len(deaths) == MAX_DEATHS:
+                for victim in {each for each, _ in deaths}:
+                    victim.blame({ended for each, ended in deaths if each is victim})
                 raise EngineRefused(
-                    f"the engine died {deaths} times while it scored this sequence, the last {deaths - 1} times with "
-                    f"no other: {error.message}"
+                    f"the engine died {MAX_DEATHS} times while it scored this sequence, the last {MAX_DEATHS - 1} "
+                    f"times with no other: {error.message}"
                 ) from error
 
 
@@ -154,5 +174,7 @@ class _Call:
     """What one call has in flight. `results` is bounded by the memory; None ends it."""
 
     def __init__(self, size: int) -> None:
+        self.flow = object()
+        """Names it in the line for engines, which may remember the name longer than the call's results may live."""
         self.memory = Budget(size)
         self.results: asyncio.Queue[tuple[Scored, int] | None] = asyncio.Queue()
