@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +138,23 @@ def test_zero_stands_for_the_last_token_of_the_vocabulary_in_a_score_and_for_no_
 def test_a_score_of_another_length_is_an_error() -> None:
     with pytest.raises(EngineProtocolError, match="expected 2 input log-probs, got 3"):
         read_score(SCORE, np.array([5], np.int32), 1, VOCAB_SIZE)
+
+
+def test_a_likeliest_id_outside_the_vocabulary_is_an_error() -> None:
+    score = deepcopy(SCORE)
+    row = score["meta_info"]["input_top_logprobs"][1]
+    assert row is not None
+    row[0] = (-0.5, VOCAB_SIZE, None)
+    with pytest.raises(EngineProtocolError, match="id 1024 is among the likeliest, outside the vocabulary of 1024"):
+        read_score(score, np.array([5, 1023], np.int32), 1, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("entry", [[], [-2.0], [-2.0, 2**40, None], None, "x"])
+def test_an_entry_of_another_shape_is_an_error_of_the_engine(entry: object) -> None:
+    score: Any = deepcopy(SCORE)
+    score["meta_info"]["input_token_logprobs"][1] = entry
+    with pytest.raises(EngineProtocolError):
+        read_score(score, np.array([5, 1023], np.int32), 1, VOCAB_SIZE)
 
 
 async def events(*blocks: bytes) -> list[bytes]:

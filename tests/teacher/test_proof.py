@@ -52,6 +52,14 @@ async def test_another_directory_is_refused(server: ScoringServer, model: Path, 
     assert f"serves {tmp_path / 'other'}, the teacher is {model}" in message
 
 
+async def test_a_directory_that_cannot_be_looked_at_is_one_that_cannot_be_seen(
+    server: ScoringServer, model: Path
+) -> None:
+    server.model = Path("/") / ("x" * 5_000)  # like one without permission, also for root
+    async with EngineClient(server.url, VOCABULARY) as client:
+        assert await prover_of(model).prove(client) == "0:0"
+
+
 async def test_another_architecture_is_refused(server: ScoringServer, model: Path) -> None:
     server.architecture = "LlamaForCausalLM"
     message = await refusal(server, prover_of(model))
@@ -61,7 +69,8 @@ async def test_another_architecture_is_refused(server: ScoringServer, model: Pat
 async def test_ids_that_the_model_does_not_have_are_refused(server: ScoringServer, model: Path) -> None:
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace(str(VOCABULARY), "60"))
-    assert "does not answer with the ids 0..59 once each" in await refusal(server, prover_of(model))
+    message = await refusal(server, prover_of(model))
+    assert "has other than 60 ids" in message and "outside the vocabulary of 60" in message
 
 
 async def test_a_vocabulary_that_is_not_all_of_it_is_refused(server: ScoringServer, model: Path) -> None:

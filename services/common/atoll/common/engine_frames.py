@@ -28,6 +28,9 @@ except ImportError:  # the standard library reads the same documents, several ti
 
 __all__ = ["ChoiceReader", "Frame", "loads", "raise_for_error", "read_score", "split_events"]
 
+GARBLED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What reading an answer of another shape may raise; OverflowError: an id that is no int32."""
+
 # [log-prob, token id, text or null]; the log-prob of the first position of a prompt is null.
 Entry = tuple[float | None, int, str | None]
 
@@ -136,10 +139,10 @@ class ChoiceReader:
                 token_ids=ids,
                 log_probs=_log_probs(entries),
                 text=frame["text"],
-                top_k=_top_k(rows, len(ids), self.top_k) if self.top_k else None,
+                top_k=_top_k(rows, len(ids), self.top_k, self.vocab_size) if self.top_k else None,
                 finish=None if finish is None else self._finish(finish, meta),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except GARBLED as error:
             raise EngineProtocolError(f"an answer of /generate lacks or garbles {error}") from error
 
     def _finish(self, finish: _FinishWire, meta: _Meta) -> Finish:
@@ -177,12 +180,13 @@ def read_score(frame: Frame, response_ids: Ids, top_k: int, vocab_size: int) -> 
         rows = meta["input_top_logprobs"][1:] if top_k else []
         if None in rows:
             raise EngineProtocolError("the engine returned no top-k for a response token")
+        full = [row for row in rows if row is not None]
         return ScoreResult(
             log_probs=_log_probs(entries[1:]),
-            top_k=_top_k([row for row in rows if row is not None], len(response_ids), top_k) if top_k else None,
+            top_k=_top_k(full, len(response_ids), top_k, vocab_size) if top_k else None,
             weight_version=meta["weight_version"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except GARBLED as error:
         raise EngineProtocolError(f"an answer of /generate lacks or garbles {error}") from error
 
 
@@ -208,7 +212,7 @@ def _log_probs(entries: Sequence[Entry]) -> LogProbs:
     return log_probs
 
 
-def _top_k(rows: Sequence[Sequence[Entry]], count: int, k: int) -> TopK:
+def _top_k(rows: Sequence[Sequence[Entry]], count: int, k: int, vocab_size: int) -> TopK:
     if len(rows) != count or any(len(row) != k for row in rows):
         raise EngineProtocolError(f"expected {count} rows of {k} likeliest tokens, got {[len(row) for row in rows]}")
     flat = list(chain.from_iterable(chain.from_iterable(rows)))
@@ -216,7 +220,13 @@ def _top_k(rows: Sequence[Sequence[Entry]], count: int, k: int) -> TopK:
     # A null becomes NaN; -inf is a token that the model rules out.
     if np.isnan(log_probs).any() or np.isposinf(log_probs).any():
         raise EngineProtocolError(f"log-probs of the {k} likeliest tokens are not numbers")
-    return TopK(ids=np.array(flat[1::3], dtype=np.int32).reshape(count, k), log_probs=log_probs.reshape(count, k))
+    ids = np.array(flat[1::3], dtype=np.int32)
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(outside):
+        raise EngineProtocolError(
+            f"id {ids[outside[0]]} is among the likeliest, outside the vocabulary of {vocab_size}"
+        )
+    return TopK(ids=ids.reshape(count, k), log_probs=log_probs.reshape(count, k))
 
 
 def text_of_error(body: bytes) -> str:
