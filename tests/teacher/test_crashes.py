@@ -15,11 +15,15 @@ import pytest
 from atoll.api.teacher.v1 import teacher_service_pb2, teacher_service_pb2_grpc
 from atoll.common.channels import open_channel
 from atoll.common.errors import BadConfiguration, InternalError
+from atoll.common.server import GrpcServer
 from atoll.families.driver import ScoreRequest, TeacherScores
-from atoll.teacher.app import boot
+from atoll.teacher import app
+from atoll.teacher.app import RunningTeacher, boot
+from atoll.teacher.engine_pool import EnginePool
 from atoll.teacher.settings import TeacherSettings
 from atoll.trainer.retries import Patience
 from atoll.trainer.teacher_client import TeacherClient
+from structlog.testing import capture_logs
 
 from tests.engines import free_port
 from tests.fakes.scoring_server import VOCABULARY, expected, write_model
@@ -208,6 +212,25 @@ async def test_an_engine_that_dies_again_and_again_is_given_up(tmp_path: Path) -
         with pytest.raises(InternalError, match=r"ended with status 1.*started again 1 times, which is the limit"):
             await asyncio.wait_for(watch, 30)
         answer.cancel()
+
+
+async def test_a_teacher_that_gives_up_ends_with_the_reason_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies() -> None:
+        raise InternalError("started again 5 times, which is the limit")
+
+    async def booted(*_: object) -> RunningTeacher:
+        return RunningTeacher(GrpcServer("127.0.0.1", 0, None), EnginePool([], 1.0), (asyncio.create_task(dies()),))
+
+    monkeypatch.setattr(app, "boot", booted)
+    monkeypatch.setattr(app, "spare_collector", lambda: None)
+    with capture_logs() as logs, pytest.raises(SystemExit) as ended:
+        await app.main(TeacherSettings(model_path=tmp_path))
+    assert ended.value.code == 1
+    assert [each["reason"] for each in logs if each["event"] == "gives up"] == [
+        "started again 5 times, which is the limit"
+    ]
 
 
 async def test_an_engine_that_never_serves_is_a_refusal_at_start(tmp_path: Path) -> None:

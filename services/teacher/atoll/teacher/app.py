@@ -18,7 +18,7 @@ import structlog
 from atoll.api.teacher.v1 import teacher_service_pb2_grpc
 from atoll.common.engine_client import EngineClient
 from atoll.common.engine_types import EngineProtocolError, EngineRefused, EngineUnavailable
-from atoll.common.errors import BadConfiguration
+from atoll.common.errors import BadConfiguration, InternalError
 from atoll.common.server import GrpcServer, wait_for_stop_signal
 from atoll.teacher.engine import Engine, EngineState
 from atoll.teacher.engine_pool import EnginePool
@@ -51,7 +51,15 @@ class RunningTeacher:
 
 
 async def main(settings: TeacherSettings) -> None:
-    """Serves until a signal; fails when its own engine was started again too often."""
+    """Serves until a signal. Raises SystemExit(1), its reason logged, when its own engine was started too often."""
+    try:
+        await _serve(settings)
+    except InternalError as error:
+        log.error("gives up", reason=error.message)
+        raise SystemExit(1) from error
+
+
+async def _serve(settings: TeacherSettings) -> None:
     async with AsyncExitStack() as stack:
         teacher = await boot(settings, stack)
         spare_collector()
