@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-CONCURRENCY = (8, 16, 32, 64, 96)
+CONCURRENCY = (8, 16, 32, 48, 64)
 SWEEPS = 2
 START_SECONDS = 600.0
 PROMPT = (64, 384)
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a model directory; without it the tiny model")
     parser.add_argument("--top-k", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--sequences", type=int, default=64, help="of every round")
+    parser.add_argument("--sequences", type=int, default=64, help="of every round; no less than the sweep has at once")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     with ExitStack() as stack:
