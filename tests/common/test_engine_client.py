@@ -174,9 +174,9 @@ async def test_what_the_engine_refuses_is_the_same_error_streamed_or_not(
     "inexact",
     [
         {"temperature": 0.0},
-        {"frequency_penalty": 0.5},
-        {"presence_penalty": 0.5},
-        {"repetition_penalty": 1.2},
+        {"frequency_penalty": 0.5, "ignore_eos": True},
+        {"presence_penalty": 0.5, "ignore_eos": True},
+        {"repetition_penalty": 1.2, "ignore_eos": True},
         {"min_new_tokens": 40, "stop_token_ids": tuple(range(100, 1000))},
         {"logit_bias": {854: 3.0}},
         {"regex": "[a-z]+"},
