@@ -57,7 +57,7 @@ class BrokenFamily(CountingFamily):
 class HooklessFamily(CountingFamily):
     """Declares a hook that its module does not have."""
 
-    name: ClassVar[str] = "brought_without_hooks"
+    name: ClassVar[str] = "bareone"
     loss_type: ClassVar[LossType] = LossType.CUSTOM_LOSS
     required_objective_hooks: ClassVar[frozenset[HookChannel]] = frozenset({HookChannel.LOSS})
     objective_module: ClassVar[str | None] = "tests.trainer.worker_support"

@@ -63,7 +63,7 @@ def test_a_family_without_its_hook_is_refused_by_the_workers_which_live_on(
 ) -> None:
     backend = megatron_pool.of(ParallelLayout(tensor=2))
     backend.load(tiny_model(KIND), None, None)
-    with pytest.raises(InvalidInput, match=r"brought_without_hooks: .* must have hooks for custom_loss_function, got none"):
+    with pytest.raises(InvalidInput, match=r"bareone: .* must have hooks for custom_loss_function, got none"):
         backend.check_family(FamilyBinding(f"{HERE}:HooklessFamily", {}, RUN))
     assert backend.healthy()
     assert backend.steps_taken() == 0
