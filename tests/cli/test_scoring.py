@@ -39,6 +39,11 @@ async def test_every_token_of_the_response_gets_its_log_prob_and_its_candidates(
     assert "sum -0.9000" in shown.output and "likeliest" not in shown.output
 
 
+async def test_the_table_shows_as_many_candidates_as_were_asked_for(teacher: EchoTeacher) -> None:
+    result = await run("--prompt", "5", "--response", "7", "--top-k", "8")
+    assert result.exit_code == 0 and result.output.count("0.0000") == 8
+
+
 async def test_a_sequence_that_the_teacher_does_not_score_ends_with_its_words(teacher: EchoTeacher) -> None:
     teacher.bad = "cli"
     result = await run("--prompt", "5", "--response", "7")

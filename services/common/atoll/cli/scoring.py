@@ -12,7 +12,6 @@ from atoll.common.tensors import Array, TensorReader
 from rich.table import Table
 
 CALL_SECONDS = 60.0
-SHOWN_CANDIDATES = 5
 
 
 def ids_of(text: str, flag: str) -> list[int]:
@@ -79,7 +78,7 @@ def scores_as_json(response: Sequence[int], arrays: Mapping[str, Array]) -> list
 
 
 def scores_table(response: Sequence[int], arrays: Mapping[str, Array]) -> Table:
-    """One row a token, with its first candidates."""
+    """One row a token, with every candidate that was asked for."""
     table = Table(title=f"sum {float(arrays['log_probs'].sum()):.4f}", title_justify="left")
     with_candidates = "top_k_ids" in arrays
     for column in ("token", "log-prob", *(["likeliest"] if with_candidates else [])):
@@ -89,6 +88,6 @@ def scores_table(response: Sequence[int], arrays: Mapping[str, Array]) -> Table:
         if with_candidates:
             ids, log_probs = arrays["top_k_ids"][place], arrays["top_k_log_probs"][place]
             pairs = list(zip(ids.tolist(), log_probs.tolist(), strict=True))
-            cells.append("  ".join(f"{each} {log_prob:.4f}" for each, log_prob in pairs[:SHOWN_CANDIDATES]))
+            cells.append("  ".join(f"{each} {log_prob:.4f}" for each, log_prob in pairs))
         table.add_row(*cells)
     return table
