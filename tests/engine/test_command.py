@@ -49,14 +49,23 @@ def test_extra_arguments_are_split_as_by_a_shell_and_come_last() -> None:
 def test_sglang_does_not_see_our_secrets_and_keeps_the_rest() -> None:
     inherited = {"ATOLL_TOKEN": "s3cret", "LANG": "C.UTF-8", "PYTHONPATH": "/mine", "OMP_NUM_THREADS": "8"}
     settings = EngineSettings.model_validate({"model_path": MODEL})
-    environment = sglang_environment(settings, Device.CPU, inherited)
+    environment = sglang_environment(settings, Device.CPU, inherited, Path("/scratch"))
     assert "s3cret" not in environment.values()
     assert environment["LANG"] == "C.UTF-8"
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(SHIMS), "/mine"]
     assert environment["OMP_NUM_THREADS"] == "1"
-    on_gpu = sglang_environment(settings, Device.CUDA, inherited)
+    on_gpu = sglang_environment(settings, Device.CUDA, inherited, Path("/scratch"))
     assert on_gpu["PYTHONPATH"] == "/mine"
     assert on_gpu["OMP_NUM_THREADS"] == "8"
+
+
+def test_ranks_of_one_machine_meet_in_a_file_and_those_of_several_where_the_operator_says() -> None:
+    name, scratch = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", Path("/scratch")
+    settings = EngineSettings.model_validate({"model_path": MODEL})
+    assert sglang_environment(settings, Device.CPU, {}, scratch)[name] == "file:///scratch/rendezvous"
+    assert sglang_environment(settings, Device.CPU, {name: "env://"}, scratch)[name] == "env://"
+    several = settings.model_copy(update={"extra_args": "--nnodes 2 --dist-init-addr 10.0.0.1:5000"})
+    assert name not in sglang_environment(several, Device.CUDA, {}, scratch)
 
 
 def test_the_shims_are_where_the_path_points() -> None:

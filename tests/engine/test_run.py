@@ -54,6 +54,12 @@ def wait_for_family(pid: int, size: int) -> list[psutil.Process]:
     return found
 
 
+def listened_at(processes: list[psutil.Process]) -> set[str]:
+    """The addresses that anything connects to them at."""
+    connections = (each for process in processes for each in process.net_connections("tcp"))
+    return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+
+
 def assert_gone(processes: list[psutil.Process], within_s: float = 30) -> None:
     deadline = time.monotonic() + within_s
     while alive := [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
@@ -74,6 +80,7 @@ def test_a_stop_signal_ends_a_serving_engine_with_status_0_and_nothing_is_left(
         wait_until_ready(launcher, log)
         processes = family(launcher.pid)
         assert len(processes) >= 4
+        assert listened_at(processes) == {"127.0.0.1"}
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(150) == 0
         assert_gone(processes)

@@ -53,8 +53,13 @@ def sglang_arguments(
     return [*arguments, *switches, *shlex.split(settings.extra_args)]
 
 
-def sglang_environment(settings: EngineSettings, device: Device, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What SGLang's processes get: the caller's environment without our secrets, and what the device needs."""
+def sglang_environment(
+    settings: EngineSettings, device: Device, inherited: Mapping[str, str], scratch: Path
+) -> dict[str, str]:
+    """What SGLang's processes get: the caller's environment without our secrets, and what the device needs.
+
+    scratch: a directory of this start alone, for as long as SGLang runs.
+    """
     environment = {name: value for name, value in inherited.items() if not name.startswith("ATOLL_")}
     environment |= {
         "HF_HUB_OFFLINE": "1",
@@ -62,6 +67,9 @@ def sglang_environment(settings: EngineSettings, device: Device, inherited: Mapp
         # The log-probs are those of the distribution at the request's temperature, not at temperature 1.
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
     }
+    if "--dist-init-addr" not in settings.extra_args:
+        # Ranks of one machine meet in a file: torch's store at a port listens on every address and asks for no token.
+        environment.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", f"file://{scratch / 'rendezvous'}")
     if device is Device.CPU:
         search_path = [str(SHIMS), *filter(None, [inherited.get("PYTHONPATH")])]
         environment |= {

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import structlog
 from atoll.common.engine_client import EngineClient
@@ -32,14 +34,16 @@ async def run(settings: EngineSettings) -> int:
     device = pick_device(settings.device)
     arguments = sglang_arguments(settings, device, weights.model_path, weights.weight_version, facts)
     log.info("engine starting", device=device.value, arguments=arguments, **weights.log_fields())
-    process = await SglangProcess.start(arguments, sglang_environment(settings, device, os.environ))
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    try:
-        return await _supervise(process, settings, facts.vocab_size, stop)
-    finally:
-        process.kill()
+    with TemporaryDirectory(prefix="atoll-engine-", ignore_cleanup_errors=True) as scratch:
+        environment = sglang_environment(settings, device, os.environ, Path(scratch))
+        process = await SglangProcess.start(arguments, environment)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        try:
+            return await _supervise(process, settings, facts.vocab_size, stop)
+        finally:
+            process.kill()
 
 
 async def _weights(settings: EngineSettings) -> Weights:
