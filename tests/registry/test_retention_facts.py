@@ -104,6 +104,8 @@ def test_a_pinned_version_stays_until_it_is_let_go(registry: Registry) -> None:
     with pytest.raises(AtollError, match="cannot be restored") as refused:
         registry.pins.set(SCENARIO, 1, pinned=True)
     assert refused.value.code == "not_restorable"
+    said = refused.value.message
+    assert "retention removed it" in said and "ATOLL_REGISTRY_KEEP_CHECKPOINTS" in said and "seal" not in said
     with pytest.raises(AtollError, match="there is no version 9") as refused:
         registry.pins.set(SCENARIO, 9, pinned=True)
     assert refused.value.code == "version_not_found"

@@ -71,9 +71,11 @@ def check_restoring(connection: sa.Connection, content: VersionContent, position
 
 
 def not_restorable(scenario: str, number: int, why: str, field: str) -> Conflict:
+    # What a missing artifact advises, to make it, is for those who write one.
+    fact = why.partition(";")[0]
     return Conflict(
-        f"version {number} of scenario {scenario} cannot be restored: {why}; choose a version that PlanRetention keeps "
-        "with its checkpoint",
+        f"version {number} of scenario {scenario} cannot be restored: {fact}; choose version 0 or one whose checkpoint "
+        "is kept: ATOLL_REGISTRY_KEEP_CHECKPOINTS says how many are, PlanRetention which",
         reason=errors_pb2.REASON_NOT_RESTORABLE,
         field=field,
     )

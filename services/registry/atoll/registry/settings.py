@@ -36,7 +36,7 @@ class RegistrySettings(ServiceSettings):
     )
     scenarios: tuple[BootScenario, ...] = Field((), description="created at start when they do not exist")
     keep_checkpoints: int = Field(
-        2, ge=1, description="how many checkpoints of a scenario the policy keeps, besides those that are never removed"
+        2, ge=1, description="how many checkpoints of a scenario the policy keeps, the head's among them"
     )
     retention_policy: Policy = Field(Policy.LATEST, description="which ones: latest, or best_reward")
     max_storage_fraction: float = Field(0.80, gt=0, le=1, description="of the filesystem, for all artifacts")
