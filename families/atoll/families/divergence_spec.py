@@ -63,11 +63,11 @@ class DistillationSpec:
 class TeacherColumn(StrEnum):
     """Names of the columns that hold what the teacher said about a row, each with a first axis of R."""
 
-    SAMPLED = "teacher_sampled_log_probs"
+    SAMPLED = "distill_teacher_sampled_log_probs"
     """float32 [R] log-probs of the response tokens."""
-    TOP_K_IDS = "teacher_top_k_ids"
+    TOP_K_IDS = "distill_teacher_topk_ids"
     """int32 [R, K] the ids that the divergence is taken over, whoever selected them."""
-    TOP_K_LOG_PROBS = "teacher_top_k_log_probs"
+    TOP_K_LOG_PROBS = "distill_teacher_topk_log_probs"
     """float32 [R, K] the teacher's log-probs there."""
     ROWS = "teacher_rows"
     """float16 [R, V_local] its log-probs over this rank's shard of the vocabulary."""

@@ -102,30 +102,30 @@ def test_an_engine_scores_the_sampled_tokens_of_all_rows_at_once() -> None:
         ("sample-of-a", [1, 2, 3, 4, 5], 2, 0),
         ("sample-of-b", [1, 2, 3, 4, 5], 2, 0),
     ]
-    assert batch.rows[0].columns["teacher_sampled_log_probs"].tolist() == [-1.5] * 3
-    assert "teacher_top_k_ids" not in batch.rows[0].columns
+    assert batch.rows[0].columns["distill_teacher_sampled_log_probs"].tolist() == [-1.5] * 3
+    assert "distill_teacher_topk_ids" not in batch.rows[0].columns
     (step,) = build_train_steps(family(), batch, family().prepare(batch, {}))
-    assert step.rows[1].columns["teacher_sampled_log_probs"].tolist() == [-1.5] * 3
+    assert step.rows[1].columns["distill_teacher_sampled_log_probs"].tolist() == [-1.5] * 3
 
 
 def test_an_engine_gives_the_top_k_where_the_divergence_is_over_ids() -> None:
     over_ids, engine = family(divergence="forward", top_k=4), Engine(top_k=4)
     batch = over_ids.prepare_rollout(batch_of(over_ids, at_one("a")), JobContext("1:3", NOW, engine))
     assert engine.asked[0].top_k == 4
-    assert batch.rows[0].columns["teacher_top_k_ids"].tolist() == [[0, 1, 2, 3]] * 3
-    assert batch.rows[0].columns["teacher_top_k_log_probs"].dtype == np.float32
+    assert batch.rows[0].columns["distill_teacher_topk_ids"].tolist() == [[0, 1, 2, 3]] * 3
+    assert batch.rows[0].columns["distill_teacher_topk_log_probs"].dtype == np.float32
 
 
 @pytest.mark.parametrize(
     ("values", "engine", "item", "message"),
     [
         ({}, Engine(), reported("a"), "sample sample-of-a: a teacher engine scores at temperature 1, got 0.7"),
-        ({}, Engine(short=True), at_one("a"), r"teacher_sampled_log_probs of shape \[3\], got \[2\]"),
+        ({}, Engine(short=True), at_one("a"), r"distill_teacher_sampled_log_probs of shape \[3\], got \[2\]"),
         (
             {"divergence": "forward", "top_k": 4},
             Engine(top_k=3),
             at_one("a"),
-            r"teacher_top_k_ids of shape \[3, 4\], got \[3, 3\]",
+            r"distill_teacher_topk_ids of shape \[3, 4\], got \[3, 3\]",
         ),
         ({"divergence": "forward", "top_k": 4}, Engine(), at_one("a"), r"of shape \[3, 4\], got None"),
     ],

@@ -147,10 +147,10 @@ def test_columns_follow_the_estimator_and_heads_the_correction() -> None:
 
     own = ["teacher_tokens", "sample_weight"]
     assert names({}) == [*own, "teacher_rows"]
-    assert names({"top_k": 5}) == [*own, "teacher_top_k_ids", "teacher_top_k_log_probs"]
-    assert names(SAMPLED) == [*own, "teacher_sampled_log_probs"]
+    assert names({"top_k": 5}) == [*own, "distill_teacher_topk_ids", "distill_teacher_topk_log_probs"]
+    assert names(SAMPLED) == [*own, "distill_teacher_sampled_log_probs"]
     heads = ["sampler_topk_ids", "sampler_topk_log_probs"]
-    assert names(SAMPLED, replace(RUN, score_centering=True)) == [*own, *heads, "teacher_sampled_log_probs"]
+    assert names(SAMPLED, replace(RUN, score_centering=True)) == [*own, *heads, "distill_teacher_sampled_log_probs"]
 
 
 def test_the_base_itself_is_no_family() -> None:
