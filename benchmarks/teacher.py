@@ -5,9 +5,9 @@
 
 Both sides ask the same engine for the same kind of sequences, parse the same JSON and pack the same tensors, with the
 same setting of Python's garbage collector, which halves what the parsing takes. First the bare engine's best
-concurrency is found; then the two take turns in rounds of seconds of one run, so that what else the machine does hits both.
-The ratio is the median of the rounds' ratios: one slow round does not move it. No sequence is sent twice: the engine's
-prefix cache has nothing of them.
+concurrency is found; then the two take turns, round by round, so that what else the machine does hits both. The ratio
+is the median of the rounds' ratios: one slow round does not move it. No sequence is sent twice: the engine's prefix
+cache has nothing of them.
 """
 
 import argparse
@@ -229,7 +229,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a model directory; without it the tiny model")
     parser.add_argument("--top-k", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--sequences", type=int, default=192, help="of every round: filling and draining the engine is little of it")
+    parser.add_argument(
+        "--sequences", type=int, default=192, help="of every round: filling and draining the engine is little of it"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     with ExitStack() as stack:
