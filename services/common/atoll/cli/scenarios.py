@@ -3,12 +3,9 @@
 from datetime import UTC
 from typing import cast
 
-import grpc
 from atoll.api.registry.v1 import scenario_service_pb2, scenario_service_pb2_grpc
 from atoll.api.registry.v1.scenario_pb2 import Scenario
-from atoll.common import rpc_errors
-from atoll.common.channels import open_channel
-from atoll.common.errors import Unavailable
+from atoll.cli.registry_api import registry_channel
 from atoll.common.structs import object_of
 from google.protobuf.json_format import MessageToDict
 from rich.table import Table
@@ -18,22 +15,16 @@ CALL_SECONDS = 10.0
 
 async def read_scenarios(registry: str, token: str | None) -> list[Scenario]:
     """Every scenario, by id. registry: host:port. Raises AtollError: the registry's refusal, or Unavailable."""
-    async with open_channel(registry, token) as channel:
+    async with registry_channel(registry, token) as channel:
         stub = scenario_service_pb2_grpc.ScenarioServiceStub(channel)
         found: list[Scenario] = []
         request = scenario_service_pb2.ListScenariosRequest()
-        try:
-            while True:
-                page = await stub.ListScenarios(request, timeout=CALL_SECONDS)
-                found.extend(page.scenarios)
-                if not page.next_page_token:
-                    return found
-                request.page_token = page.next_page_token
-        except grpc.RpcError as error:
-            refusal = rpc_errors.from_rpc_error(error)
-            if isinstance(refusal, Unavailable):
-                raise Unavailable(f"the registry does not answer at {registry}: {refusal.message}") from None
-            raise refusal from None
+        while True:
+            page = await stub.ListScenarios(request, timeout=CALL_SECONDS)
+            found.extend(page.scenarios)
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
 
 
 def scenario_as_json(scenario: Scenario) -> dict[str, object]:

@@ -8,9 +8,8 @@ from atoll.api.registry.v1 import scenario_service_pb2 as scenarios
 from atoll.api.registry.v1 import scenario_service_pb2_grpc, version_service_pb2_grpc
 from atoll.api.registry.v1 import version_service_pb2 as versions
 from atoll.api.registry.v1.version_pb2 import Operation, Version
-from atoll.common import rpc_errors
-from atoll.common.channels import open_channel
-from atoll.common.errors import InvalidInput, Unavailable
+from atoll.cli.registry_api import registry_channel
+from atoll.common.errors import InvalidInput
 from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
@@ -25,23 +24,17 @@ async def read_versions(registry: str, scenario: str | None, token: str | None) 
     registry: host:port. Raises AtollError: the registry's refusal, Unavailable, or InvalidInput when a scenario must
     be named.
     """
-    async with open_channel(registry, token) as channel:
-        try:
-            name = scenario or await _only_scenario(channel)
-            stub = version_service_pb2_grpc.VersionServiceStub(channel)
-            found: list[Version] = []
-            request = versions.ListVersionsRequest(scenario=name)
-            while True:
-                page = await stub.ListVersions(request, timeout=CALL_SECONDS)
-                found.extend(page.versions)
-                if not page.next_page_token:
-                    return found
-                request.page_token = page.next_page_token
-        except grpc.RpcError as error:
-            refusal = rpc_errors.from_rpc_error(error)
-            if isinstance(refusal, Unavailable):
-                raise Unavailable(f"the registry does not answer at {registry}: {refusal.message}") from None
-            raise refusal from None
+    async with registry_channel(registry, token) as channel:
+        name = scenario or await _only_scenario(channel)
+        stub = version_service_pb2_grpc.VersionServiceStub(channel)
+        found: list[Version] = []
+        request = versions.ListVersionsRequest(scenario=name)
+        while True:
+            page = await stub.ListVersions(request, timeout=CALL_SECONDS)
+            found.extend(page.versions)
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
 
 
 async def _only_scenario(channel: grpc.aio.Channel) -> str:

@@ -18,6 +18,7 @@ from atoll.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb
 from atoll.common.errors import AtollError, Unavailable
 from atoll.common.names import new_id
 from atoll.trainer.calls import answer_of
+from atoll.trainer.waiting import set_or_after
 from google.protobuf import duration_pb2
 
 ROLE = "trainer"
@@ -95,7 +96,7 @@ class LeaseKeeper:
         """Returns when this process does not hold the lease, or holds it under another token than now."""
         token = self._token
         while token and token == self._token and (left := self._until - self._clock()) > 0:
-            await _set_or_after(self._dropped, left)
+            await set_or_after(self._dropped, left)
 
     def doubt(self, token: int) -> None:
         """The registry refused a write under this token: asks again at once whose the lease is."""
@@ -123,7 +124,7 @@ class LeaseKeeper:
                     pause = min(pause, max(remaining, self._ttl_s / 100))
             if self._token and not self.held():
                 self._drop("it ran out")
-            await _set_or_after(self._doubted, pause)
+            await set_or_after(self._doubted, pause)
             self._doubted.clear()
 
     async def release(self) -> None:
@@ -184,11 +185,3 @@ class LeaseKeeper:
             log.warning("lease lost", scenario=self._scenario, fencing_token=self._token, why=why)
         self._token, self._until = 0, 0.0
         self._dropped.set()
-
-
-async def _set_or_after(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -22,6 +22,7 @@ from atoll.common.weight_version import WeightVersion
 from atoll.trainer.chain import ChainVersion
 from atoll.trainer.refused_head import HeadWatch, OnRefusedHead
 from atoll.trainer.retries import Patience
+from atoll.trainer.waiting import set_or_after
 
 log = structlog.get_logger(__name__)
 
@@ -134,7 +135,8 @@ class Publisher:
             except NotHeld:
                 # Whoever holds the lease drives the engine meanwhile.
                 seen.version, seen.proven = None, ""
-                await _set_or_after(seen.changed, self._poll_s)
+                await set_or_after(seen.changed, self._poll_s)
+                seen.changed.clear()
                 continue
             except Exception as error:  # whatever an engine answers, training goes on and so does publishing
                 seen.note_failure(engine.base_url, error)
@@ -151,7 +153,8 @@ class Publisher:
             number = served_number({url: s.version for url, s in self._seen.items()}, head, self._min_engines)
             if number is not None:
                 await self._on_served(number)
-            await _set_or_after(seen.changed, self._poll_s)
+            await set_or_after(seen.changed, self._poll_s)
+            seen.changed.clear()
 
     async def _reconcile(self, engine: Engine, seen: _Seen) -> ChainVersion:
         """The head, once the engine serves it; raises what keeps it from that."""
@@ -215,13 +218,3 @@ def served_number(versions: Mapping[str, WeightVersion | None], head: ChainVersi
     current = head.weight_version.incarnation
     numbers = sorted((v.number for v in versions.values() if v is not None and v.incarnation == current), reverse=True)
     return numbers[min_engines - 1] if len(numbers) >= min_engines else None
-
-
-async def _set_or_after(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
-    finally:
-        event.clear()
